@@ -1,0 +1,252 @@
+"""Any network, ours or the user's, seen as an ordered list of named blocks.
+
+A block is a module path ("layer1", "encoder.layers.3") or a run of numbered ones ("blocks.0-3":
+blocks.0 to blocks.3 one after the other, whose output is the last one's).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_hook
+
+from bombus.backbones.input import Input
+from bombus.errors import ConfigError
+
+_RUN = re.compile(r"(?P<prefix>.*?)(?P<first>\d+)-(?P<last>\d+)")
+# What stands before the first and after the last stage, by the names people give it.
+_NOT_A_STAGE = re.compile(
+    r"stem|conv_stem|patch_embed\w*|embed\w*|pos_\w*|tokenizer|downsample\w*|head\w*|classifier"
+    r"|fc\w*|logits|pool\w*|avgpool|global_pool|proj\w*|aux\w*|norm\w*|neck"
+)
+_MANY = 8  # more stages than this are joined into three groups
+
+
+class Backbone(nn.Module):
+    """What our networks promise beyond nn.Module: a name, their input, their blocks."""
+
+    unused_weights: tuple[str, ...] = ()  # key prefixes of published files nobody needs
+
+    def __init__(
+        self, *, name: str, num_classes: int, input: Input, block_names: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.num_classes = num_classes
+        self.input = input
+        self.block_names = block_names
+
+
+def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The given names, checked; else the network's own `block_names`; else its stages as found."""
+    if names is not None:
+        blocks = tuple([names] if isinstance(names, str) else names)
+        if not blocks:
+            raise ConfigError("An empty list of blocks was given; name at least one.")
+        if twice := [name for name in blocks if blocks.count(name) > 1]:
+            raise ConfigError(f"The block {twice[0]!r} was given twice.")
+    else:
+        blocks = _stages(model, "")
+    if not blocks:
+        top = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise ConfigError(
+            f"No stages were found in {type(model).__name__}; say which modules are its blocks "
+            f"with blocks=[...] (its top-level modules: {top})."
+        )
+    for name in blocks:
+        _members(model, name)
+    return blocks
+
+
+def forward_with_blocks(
+    model: nn.Module,
+    x: Tensor,
+    blocks: Sequence[str],
+    params: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One forward: the logits and every block's output, both with their graph.
+
+    `params` stand in for the model's own parameters and buffers of these names.
+    """
+    watched: dict[int, list[str]] = {}
+    for name in blocks:
+        watched.setdefault(id(_last(model, name)), []).append(name)
+    outputs: dict[str, Tensor] = {}
+    with _watching(watched, outputs):
+        logits = model(x) if params is None else functional_call(model, dict(params), (x,))
+    logits = getattr(logits, "logits", logits)
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"{type(model).__name__} returned {type(logits).__name__}; a classifier must return "
+            "its logits as one tensor."
+        )
+    if absent := [name for name in blocks if name not in outputs]:
+        raise ConfigError(f"The block {absent[0]!r} took no part in the model's forward.")
+    return logits, {name: outputs[name] for name in blocks}
+
+
+def block_parameters(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Parameter]:
+    """The parameters inside these blocks under their names in the model, in the model's order."""
+    # With the dot: "blocks.1" must not take "blocks.10".
+    inside = tuple(f"{path}." for name in blocks for path in _members(model, name))
+    return {name: p for name, p in model.named_parameters() if name.startswith(inside)}
+
+
+def thirds(prefix: str, numbers: Sequence[int]) -> tuple[str, ...]:
+    """Three runs of consecutive numbers, as even as they come: "blocks.0-3", "blocks.4-7", ..."""
+    cuts = [round(i * len(numbers) / 3) for i in range(4)]
+    return tuple(_run(prefix, numbers[a], numbers[b - 1]) for a, b in pairwise(cuts) if a < b)
+
+
+def _run(prefix: str, first: int, last: int) -> str:
+    return f"{prefix}{first}" if first == last else f"{prefix}{first}-{last}"
+
+
+# --- names to modules ------------------------------------------------------------------------
+
+
+def _members(model: nn.Module, name: str) -> list[str]:
+    """The module paths a block name stands for, every one of them there."""
+    if _has(model, name):
+        return [name]
+    members = [name]
+    if run := _RUN.fullmatch(name):
+        members = [f"{run['prefix']}{i}" for i in range(int(run["first"]), int(run["last"]) + 1)]
+    missing = [path for path in members if not _has(model, path)]
+    if not members or missing:
+        wanted = missing[0] if missing else name
+        paths = sorted(path for path, _ in model.named_modules() if path)
+        near = difflib.get_close_matches(wanted, paths, n=3)
+        top = ", ".join(path for path, _ in model.named_children())
+        hint = f"nearest: {', '.join(near)}" if near else f"its top-level modules: {top}"
+        raise ConfigError(f"{type(model).__name__} has no module {wanted!r}; {hint}.")
+    return members
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    try:
+        return bool(path) and isinstance(model.get_submodule(path), nn.Module)
+    except AttributeError:
+        return False
+
+
+def _last(model: nn.Module, name: str) -> nn.Module:
+    """The module whose output is the block's."""
+    module = model.get_submodule(_members(model, name)[-1])
+    while isinstance(module, nn.ModuleList) and len(module):
+        module = module[len(module) - 1]  # a list is never called itself
+    return module
+
+
+# --- outputs ---------------------------------------------------------------------------------
+
+# Which call is under way in this thread, so that nested and parallel calls keep to their own.
+_call: ContextVar[object | None] = ContextVar("_call", default=None)
+
+
+@contextmanager
+def _watching(watched: Mapping[int, list[str]], outputs: dict[str, Tensor]) -> Iterator[None]:
+    """Collects the outputs of the watched modules while it lasts.
+
+    One hook for all modules rather than one on each: torch's transformer layers change to another
+    kernel as soon as they carry a hook of their own, and the logits must stay the same to the bit.
+    """
+    this = object()
+
+    def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if _call.get() is this:
+            for name in watched.get(id(module), ()):
+                outputs[name] = _tensor(output, name)
+
+    token = _call.set(this)
+    handle = register_module_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+        _call.reset(token)
+
+
+def _tensor(output: Any, name: str) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    parts = output.values() if isinstance(output, Mapping) else output
+    if isinstance(output, Mapping | tuple | list):
+        for part in parts:
+            if isinstance(part, Tensor):
+                return part
+    raise ConfigError(f"The block {name!r} returned {type(output).__name__}, not a tensor.")
+
+
+# --- stages of an unknown network ------------------------------------------------------------
+
+
+def _stages(module: nn.Module, prefix: str) -> tuple[str, ...]:
+    """The stages of a network nobody described: down through wrappers to the first list of them."""
+    own = getattr(module, "block_names", None)
+    if own:
+        return tuple(f"{prefix}{name}" for name in own)
+    if isinstance(module, nn.Sequential) and (flat := _flat_stages(module, prefix)):
+        return flat
+    found = [(name, child) for name, child in module.named_children() if _is_stage(name, child)]
+    if len(found) == 1:
+        name, child = found[0]
+        return _stages(child, f"{prefix}{name}.") or (f"{prefix}{name}",)
+    names = [f"{prefix}{name}" for name, _ in found]
+    alike = len(found) >= 3 and len({_signature(child) for _, child in found}) == 1
+    return _joined(names) if alike or len(names) > _MANY else tuple(names)
+
+
+def _is_stage(name: str, module: nn.Module) -> bool:
+    if _NOT_A_STAGE.fullmatch(name) or not any(True for _ in module.children()):
+        return False
+    layers = list(module.children())
+    if isinstance(module, nn.Sequential) and not any(
+        any(True for _ in c.children()) for c in layers
+    ):
+        # Flat and of linear layers only: a classifier head, whatever its name.
+        weighted = [c for c in layers if any(p.ndim >= 2 for p in c.parameters())]
+        if all(isinstance(layer, nn.Linear) for layer in weighted):
+            return False
+    # One weight alone is a stem or a change of resolution.
+    return sum(p.ndim >= 2 for p in module.parameters()) >= 2
+
+
+def _signature(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+
+
+def _joined(names: Sequence[str]) -> tuple[str, ...]:
+    """Many blocks as three runs, where their names are numbered without a gap."""
+    split = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
+    matches = [match for match in split if match]
+    numbers = [int(match[2]) for match in matches]
+    one_prefix = len({match[1] for match in matches}) == 1 and len(matches) == len(names)
+    if not one_prefix or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return tuple(names)
+    return thirds(matches[0][1], numbers)
+
+
+def _flat_stages(module: nn.Sequential, prefix: str) -> tuple[str, ...]:
+    """A plain pile of convolutions (VGG's `features`): three runs, each begun by one."""
+    names = [name for name, _ in module.named_children()]
+    layers = list(module)
+    if any(True for layer in layers for _ in layer.children()) or names != [
+        str(i) for i in range(len(names))
+    ]:
+        return ()
+    ends = (i for i, c in enumerate(layers) if isinstance(c, nn.Flatten | nn.Linear))
+    end = next(ends, len(layers))
+    starts = [i for i, c in enumerate(layers[:end]) if isinstance(c, nn.Conv1d | nn.Conv2d)]
+    if len(starts) < 2:
+        return ()
+    cuts = [*sorted({starts[round(i * len(starts) / 3)] for i in range(3)}), end]
+    return tuple(_run(prefix, a, b - 1) for a, b in pairwise(cuts))

@@ -1,0 +1,168 @@
+"""Crash-safe storage of nested state: tensors in safetensors, everything else in one JSON manifest.
+
+A folder holds `manifest.json` and the tensor file it names. The tensor file is written and synced
+under a name made of its own hash, then the manifest is replaced in one step, then the old tensor
+file goes. Killed at any moment, the folder holds the old state or the new one, whole. The hashes
+are checked on loading, because safetensors does not notice a flipped bit. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from bombus.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, or leave it as it was: never something in between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def save_state(folder: Path, state: Any, meta: dict[str, Any]) -> None:
+    """Store a tree of dicts, lists, tensors, numbers and strings, with a JSON header beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    skeleton = _strip_tensors(state, tensors)
+    data = format_tensors(tensors)
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"state-{digest[:16]}.safetensors"
+    write_bytes(folder / name, data)
+    body = {"format": FORMAT, "meta": meta, "tensors": name, "sha256": digest, "state": skeleton}
+    write_json(folder / MANIFEST, {**body, "manifest_sha256": _digest(body)})
+    for old in folder.glob("state-*.safetensors"):
+        if old.name != name:
+            old.unlink(missing_ok=True)
+
+
+def load_meta(folder: Path) -> dict[str, Any]:
+    """The header alone, checked, without reading the tensors."""
+    meta: dict[str, Any] = _read_manifest(folder)["meta"]
+    return meta
+
+
+def load_state(folder: Path, *, device: torch.device | None = None) -> tuple[Any, dict[str, Any]]:
+    body = _read_manifest(folder)
+    path = folder / body["tensors"]
+    try:
+        data = path.read_bytes()
+    except OSError:
+        raise CheckpointError(
+            f"The checkpoint {folder} names {body['tensors']}, which is not there; "
+            "restore the file or start anew."
+        ) from None
+    if hashlib.sha256(data).hexdigest() != body["sha256"]:
+        raise CheckpointError(
+            f"The checkpoint file {path} is damaged (its sha256 differs from the recorded one); "
+            "restore it from a copy or start anew."
+        )
+    try:
+        tensors = parse_tensors(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"The checkpoint file {path} cannot be read: {error}.") from None
+    if device is not None:
+        tensors = {name: t.to(device) for name, t in tensors.items()}
+    return _refill_tensors(body["state"], tensors), body["meta"]
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        expected = manifest.pop("manifest_sha256")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"There is no checkpoint in {folder} (no {MANIFEST}); check the path."
+        ) from None
+    except (OSError, ValueError, KeyError, AttributeError):
+        raise CheckpointError(
+            f"The checkpoint manifest {path} is cut off or not JSON; restore it or start anew."
+        ) from None
+    if _digest(manifest) != expected:
+        raise CheckpointError(
+            f"The checkpoint manifest {path} is damaged (its sha256 differs from the recorded "
+            "one); restore it from a copy or start anew."
+        )
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(
+            f"The checkpoint {folder} has format {manifest['format']}, this version reads "
+            f"{FORMAT}; load it with the version of bombus that wrote it."
+        )
+    body: dict[str, Any] = manifest
+    return body
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _strip_tensors(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Move tensors out of a tree. Dicts become lists of pairs: integer keys survive JSON so."""
+    if isinstance(value, Tensor):
+        # Shared storage (a view, an expanded tensor) would be refused by safetensors: own bytes.
+        tensors[path] = value.detach().cpu().clone().contiguous()
+        return {"tensor": path}
+    if isinstance(value, dict):
+        pairs = [[k, _strip_tensors(v, tensors, f"{path}/{k}")] for k, v in value.items()]
+        return {"dict": pairs}
+    if isinstance(value, list | tuple):
+        items = [_strip_tensors(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"State at {path or '/'} is a {type(value).__name__}, which cannot be stored.")
+
+
+def _refill_tensors(node: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _refill_tensors(child, tensors) for key, child in content}
+    if kind in ("list", "tuple"):
+        items = [_refill_tensors(child, tensors) for child in content]
+        return tuple(items) if kind == "tuple" else items
+    return content
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without this the new name itself can be lost when the power fails. Windows has no such call.
+    if os.name == "posix":
+        with _descriptor(folder) as descriptor:
+            os.fsync(descriptor)
+
+
+@contextmanager
+def _descriptor(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

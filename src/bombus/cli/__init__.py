@@ -1,0 +1,75 @@
+"""The command line: parse, call the library, turn its errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from bombus.cli.compare import compare
+from bombus.cli.data import data_get, data_make
+from bombus.cli.demo import demo
+from bombus.cli.doctor import doctor
+from bombus.cli.listing import list_names
+from bombus.cli.run import run
+from bombus.errors import BombusError
+
+DESCRIPTION = """Keep a vision classifier accurate while the world changes: continual test-time
+adaptation, measured. Start with `bombus demo`; `bombus COMMAND --help` explains each command."""
+
+
+def data(action: tyro.conf.Positional[str] = "") -> None:
+    """Fetch and make data sets: `bombus data get cifar10`, `bombus data make cifar10-c`."""
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "run": run,
+    "compare": compare,
+    "list": list_names,
+    "demo": demo,
+    "data": data,
+    "doctor": doctor,
+}
+DATA_COMMANDS: dict[str, Callable[..., Any]] = {"get": data_get, "make": data_make}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments[:1] == ["--version"]:
+            from bombus import __version__
+
+            print(f"bombus {__version__}")
+        elif arguments[:1] == ["data"]:
+            _dispatch(DATA_COMMANDS, "bombus data", data.__doc__ or "", arguments[1:])
+        else:
+            _dispatch(COMMANDS, "bombus", DESCRIPTION, arguments)
+    except BombusError as error:
+        _stop(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _stop("interrupted; a run goes on with the same command and --resume.", 130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python must not try to flush into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _stop(f"{error.strerror or error}{where}.", 2)
+
+
+def _dispatch(
+    commands: dict[str, Callable[..., Any]], prog: str, description: str, arguments: Sequence[str]
+) -> None:
+    if not arguments:
+        arguments = ["--help"]
+    tyro.extras.subcommand_cli_from_dict(
+        commands, prog=prog, description=description, args=arguments
+    )
+
+
+def _stop(message: str, code: int) -> None:
+    print(f"bombus: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,66 @@
+"""bombus compare: runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+def compare(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")],
+    /,
+    *,
+    format: Literal["text", "markdown", "latex", "csv"] = "text",
+    cost: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    published: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = True,
+    digits: int = 1,
+    out: Path | None = None,
+) -> None:
+    """Put runs side by side in a table: error in per cent by domain, best and second best marked.
+
+    Runs that differ only in their seed are averaged; each benchmark and network gets a table of
+    its own. What others printed for the same task and network stands below our rows.
+
+    Example: bombus compare runs/ --format latex --out table.tex
+
+    Args:
+        runs: folders of finished runs, folders of such folders, or run.json files.
+        format: text for the terminal, markdown, latex (booktabs), or csv for programs.
+        cost: add milliseconds a batch, passes, peak memory and the source data a method needs.
+        published: leave the published numbers out.
+        digits: decimals of an error.
+        out: write to this file instead of the terminal.
+    """
+    import os
+    import shutil
+    import sys
+
+    from bombus.errors import ConfigError
+    from bombus.report import table
+    from bombus.report.records import find_runs, find_unfinished, read_run, write_file
+
+    if not runs:
+        raise ConfigError("Name the runs to compare, e.g. `bombus compare runs/tent runs/bee`.")
+    if not 0 <= digits <= 6:
+        raise ConfigError(f"Got --digits {digits}, expected 0 to 6.")
+    results = [read_run(path) for path in find_runs(runs)]
+    for folder in find_unfinished(runs):
+        print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
+    tables = table.make_tables(results, published=published, cost=cost, digits=digits)
+    if format == "text":
+        screen = out is None and sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if screen else 120
+        plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        text = table.to_text(tables, width=max(width, 60), styled=screen and not plain)
+    else:
+        write = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}
+        text = write[format](tables)
+    if out is None:
+        print(text, end="")
+    else:
+        write_file(out, text.encode())
+        print(f"Written to {out}")

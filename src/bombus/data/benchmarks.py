@@ -1,0 +1,98 @@
+"""The benchmarks by name: their protocol, their network, and how to open their images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bombus.data.fetch import cache_folder
+from bombus.data.images import ImageSet
+from bombus.errors import DataError, UnknownNameError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    name: str
+    title: str
+    classes: int
+    batch_size: int
+    backbone: str
+    open: Callable[[Path | None], ImageSet]
+    weights: tuple[Path, ...] = ()  # embedded; other benchmarks' weights are the user's to give
+
+
+def find_benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise UnknownNameError("benchmark", name, BENCHMARKS)
+    return BENCHMARKS[name]
+
+
+def _demo(folder: Path | None) -> ImageSet:
+    from bombus.data.embedded import EmbeddedImages
+
+    if folder is not None:
+        raise DataError("The demo's images are embedded; leave --data out.")
+    return EmbeddedImages()
+
+
+def _cifar10_c(folder: Path | None) -> ImageSet:
+    from bombus.data.cifar_c import CifarC
+
+    return CifarC(folder or cache_folder() / "cifar10-c", "cifar10-c")
+
+
+def _cifar100_c(folder: Path | None) -> ImageSet:
+    from bombus.data.cifar_c import CifarC
+
+    return CifarC(folder or cache_folder() / "cifar100-c", "cifar100-c")
+
+
+def _imagenet_c(folder: Path | None) -> ImageSet:
+    from bombus.data.imagenet_c import ImageNetC
+
+    return ImageNetC(folder or cache_folder() / "imagenet-c")
+
+
+def _demo_weights() -> Path:
+    return Path(__file__).parents[1] / "demo" / "wrn-16-1.safetensors"
+
+
+BENCHMARKS = {
+    b.name: b
+    for b in (
+        Benchmark(
+            name="demo",
+            title="1,000 embedded CIFAR-10 test images, corrupted on the fly",
+            classes=10,
+            batch_size=100,
+            backbone="wrn-16-1",
+            open=_demo,
+            weights=(_demo_weights(),),
+        ),
+        Benchmark(
+            name="cifar10-c",
+            title="CIFAR10-C, 10,000 images a domain",
+            classes=10,
+            batch_size=200,
+            backbone="wrn-28-10",
+            open=_cifar10_c,
+        ),
+        Benchmark(
+            name="cifar100-c",
+            title="CIFAR100-C, 10,000 images a domain",
+            classes=100,
+            batch_size=200,
+            backbone="resnext29-4x32",
+            open=_cifar100_c,
+        ),
+        Benchmark(
+            name="imagenet-c",
+            title="ImageNet-C, 5,000 images a domain",
+            classes=1000,
+            batch_size=64,
+            backbone="resnet50",
+            open=_imagenet_c,
+        ),
+    )
+}

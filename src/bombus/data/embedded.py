@@ -1,0 +1,57 @@
+"""The demo's images: 1,000 CIFAR-10 test images shipped with the package, corrupted on the fly."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from bombus.data.corruptions import NAMES, STANDARD, corrupt
+from bombus.data.images import check_domain, check_index, to_tensors
+
+FOLDER = Path(__file__).parents[1] / "demo"
+
+
+class EmbeddedImages:
+    """The first 1,000 test images of CIFAR-10 under our corruptions."""
+
+    name = "demo"
+    classes = 10
+    domains = NAMES
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        with Image.open(FOLDER / "images.png") as strip:  # one row an image
+            self.clean = np.asarray(strip.convert("RGB")).reshape(-1, 32, 32, 3)
+        self.labels = np.array(json.loads((FOLDER / "labels.json").read_text()), dtype=np.int64)
+        self._corrupted = lru_cache(maxsize=len(STANDARD))(self._corrupt)  # 3 MB a domain
+
+    def size(self, domain: str) -> int:
+        check_domain(domain, self.domains, FOLDER)
+        return len(self.clean)
+
+    def load(self, domain: str, severity: int, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        check_index(index, self.size(domain), domain)
+        return to_tensors(self._corrupted(domain, severity)[index], self.labels[index])
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "images": "first 1,000 CIFAR-10 test images",
+            "corruptions": "bombus, cifar constants",
+            "corruption_seed": self.seed,
+        }
+
+    def _corrupt(self, domain: str, severity: int) -> NDArray[np.uint8]:
+        images = torch.from_numpy(self.clean.transpose(0, 3, 1, 2).copy())
+        index = torch.arange(len(images))
+        corrupted = corrupt(images, domain, severity, index=index, seed=self.seed)
+        rows: NDArray[np.uint8] = corrupted.permute(0, 2, 3, 1).contiguous().numpy()
+        return rows

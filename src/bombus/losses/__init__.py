@@ -1,0 +1,1 @@
+"""The maths, as pure functions on tensors."""

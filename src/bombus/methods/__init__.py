@@ -1,0 +1,84 @@
+"""All methods, by name. To add one: write methods/x.py and add its line to INDEX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from bombus import checkpoint
+from bombus.backbones.input import Input
+from bombus.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from bombus.methods.base import Adapter, BaseConfig, Source
+
+# One line a method, in the order in which tables list them.
+INDEX = (
+    "source",
+    "bn",
+    "tent",
+)
+
+_METHODS: dict[str, type[Adapter]] = {}
+
+
+def register(name: str) -> Callable[[type[Adapter]], type[Adapter]]:
+    """Class decorator: make a method known under a name."""
+
+    def enter(method: type[Adapter]) -> type[Adapter]:
+        taken = _METHODS.get(name)
+        if taken is not None:
+            raise ValueError(
+                f"The method name {name!r} is taken by {taken.__module__}; "
+                f"{method.__module__} needs another."
+            )
+        method.name = name
+        _METHODS[name] = method
+        return method
+
+    return enter
+
+
+def known_methods() -> dict[str, type[Adapter]]:
+    """Every registered method, in the order of the index below."""
+    return dict(_METHODS)
+
+
+def find_method(name: str) -> type[Adapter]:
+    if name not in _METHODS:
+        raise UnknownNameError("method", name, _METHODS)
+    return _METHODS[name]
+
+
+def adapt(
+    model: nn.Module,
+    method: str,
+    *,
+    config: BaseConfig | None = None,
+    source: Source | None = None,
+    input: Input | None = None,
+) -> Adapter:
+    """Wrap a trained classifier so that it keeps adapting while it answers.
+
+    Args:
+        model: any classifier; it is copied, never changed.
+        method: a name from `bombus list methods`.
+        config: the method's settings; its published CIFAR10-C defaults if left out.
+        source: batches of source data, for methods that need them; others never see it.
+        input: what the model expects (range, channels), where it does not say so itself.
+    """
+    return find_method(method)(model, config, source=source, input=input)
+
+
+def load(folder: str | Path, model: nn.Module) -> Adapter:
+    """Resume an adapter saved with `adapter.save(folder)`, given its source model."""
+    method = checkpoint.load_meta(Path(folder))["method"]
+    return find_method(method).load(folder, model)
+
+
+for _module in INDEX:
+    import_module(f"bombus.methods.{_module}")

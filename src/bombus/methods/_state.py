@@ -1,0 +1,67 @@
+"""Anything that changes over time, as a tree of dicts, lists, tensors and numbers, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bombus.errors import CheckpointError
+
+
+def pack(value: Any) -> Any:
+    """The state of one attribute: a module, optimiser, generator, object with state, or plain data.
+
+    Of a module only what can change is state: trainable parameters and buffers.
+    """
+    if isinstance(value, nn.Module):
+        changing = {k: p.detach() for k, p in value.named_parameters() if p.requires_grad}
+        return {**changing, **dict(value.named_buffers())}
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    return value
+
+
+def unpack(packed: Any, target: Any, name: str) -> Any:
+    """Put a packed state into the object it came from; returns what the attribute should be."""
+    if isinstance(target, nn.Module):
+        _fill(packed, pack(target), name)
+        return target
+    if isinstance(target, torch.Generator):
+        target.set_state(packed.cpu())
+        return target
+    if hasattr(target, "load_state_dict"):
+        target.load_state_dict(packed)
+        return target
+    return packed
+
+
+def clone(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {k: clone(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(clone(v) for v in tree)
+    return tree
+
+
+def as_config(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, frozen configs have no lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+
+
+def _fill(packed: Mapping[str, Tensor], current: Mapping[str, Tensor], name: str) -> None:
+    differing = sorted(set(packed) ^ set(current))
+    shapes = [k for k in packed if k in current and packed[k].shape != current[k].shape]
+    if differing or shapes:
+        raise CheckpointError(
+            f"The saved {name} is of another network: it differs in "
+            f"{', '.join((differing + shapes)[:3])} ({len(differing) + len(shapes)} tensors)."
+        )
+    for key, value in packed.items():
+        current[key].copy_(value)

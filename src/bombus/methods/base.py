@@ -1,0 +1,242 @@
+"""The contract every method obeys.
+
+    adapter = Tent(model)          # works on its own copy; the model given is never touched
+    logits = adapter(x)            # adapts to x and predicts it, in the order the paper says
+    logits = adapter.predict(x)    # predicts, changes nothing
+    adapter.reset()                # as if it had never seen anything
+    adapter.save(folder); Tent.load(folder, model)
+
+A method implements `setup`, `step` and `forward`, names in `stateful` the attributes that change
+over time, and gets all of the above, the input gate and exact save/resume from here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from bombus import checkpoint, gate
+from bombus.backbones.input import Input
+from bombus.backbones.weights import state_sha256
+from bombus.errors import CheckpointError, ConfigError
+from bombus.methods import _state
+
+Access = Literal["none", "statistics", "samples", "labels"]
+Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares that it needs labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """A method's settings: the defaults are CIFAR10-C's, `published` holds the other benchmarks'.
+
+    Keys of `published` are a benchmark ("imagenet-c") or a benchmark and kind of network
+    ("imagenet-c/vit"), the second on top of the first.
+    """
+
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    seed: int = 0
+
+    @classmethod
+    def for_benchmark(cls, benchmark: str, family: str = "cnn", **settings: Any) -> Self:
+        known = cls.published.get(benchmark, {})
+        special = cls.published.get(f"{benchmark}/{family}", {})
+        return cls(**{**known, **special, **settings})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened in the last call of an adapter."""
+
+    samples: int = 0
+    rejected: dict[int, str] = field(default_factory=dict)  # position in the batch -> why
+    events: tuple[dict[str, Any], ...] = ()  # rare things worth a line in the log
+    signals: dict[str, float] = field(default_factory=dict)  # one number a batch: losses and such
+
+
+class Adapter(ABC):
+    name: ClassVar[str]  # set by @register
+    Config: ClassVar[type[BaseConfig]] = BaseConfig
+    needs: ClassVar[Access] = "none"
+    predicts: ClassVar[Literal["before update", "after update"]] = "before update"
+    cheap: ClassVar[bool] = True  # cheap enough for the demo on two cores
+    stateful: ClassVar[tuple[str, ...]] = ("model",)
+    # Passes over one batch; a method whose settings decide makes properties of them.
+    forwards: float = 1
+    backwards: float = 0
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: BaseConfig | None = None,
+        *,
+        source: Source | None = None,
+        input: Input | None = None,
+        state: Any = None,
+    ) -> None:
+        if config is not None and not isinstance(config, self.Config):
+            raise ConfigError(
+                f"Got a {type(config).__qualname__} for {self.name}, expected "
+                f"{self.Config.__qualname__}; build it with {type(self).__name__}.Config(...)."
+            )
+        self.config: Any = config or self.Config()
+        self.input = input or gate.input_of(model)
+        self.source_sha256 = state_sha256(model)
+        self.generator = torch.Generator().manual_seed(self.config.seed)
+        self.last = Report()
+        self._events: list[dict[str, Any]] = []
+        self._signals: dict[str, float] = {}
+        self._classes: int | None = getattr(model, "num_classes", None)
+        with torch.inference_mode(False), torch.enable_grad():
+            self.model = deepcopy(model).eval().requires_grad_(False)
+            self.setup()
+            if state is None:
+                if self.needs != "none":
+                    self._require_source(source)
+                self.prepare(source if self.needs != "none" else None)
+                self._fresh = _state.clone(self.state_dict())
+            else:
+                self._fresh = state["fresh"]
+                self.load_state_dict(state["now"])
+
+    # What a method writes
+
+    def setup(self) -> None:  # noqa: B027 - nothing to do is a fine answer
+        """Configure the own copy of the model; build optimiser, teacher, queues."""
+
+    def prepare(self, source: Source | None) -> None:  # noqa: B027
+        """Learn from source data before the first batch. Not called when resuming."""
+
+    @abstractmethod
+    def step(self, x: Tensor) -> Tensor:
+        """Adapt to x (N > 0 clean samples) and return its logits."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of x as the model stands; called without gradients; changes nothing."""
+
+    def answer(self, x: Tensor) -> Tensor:
+        """`forward` without gradients, for steps that do not train."""
+        with torch.no_grad():
+            return self.forward(x)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self._events.append({"event": kind, **facts})
+
+    def signal(self, **values: float) -> None:
+        self._signals.update(values)
+
+    # What a user calls
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gated = gate.check(x, self.input, like=self._parameter())
+        self._events, self._signals = [], {}
+        with torch.inference_mode(False), torch.enable_grad():
+            clean = _clean(x, gated)
+            logits = self.step(clean).detach() if len(clean) else None
+        for position, reason in gated.rejected.items():
+            self.event("rejected", sample=position, reason=reason)
+        self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals)
+        return self._scatter(logits, gated, x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        gated = gate.check(x, self.input, like=self._parameter())
+        with torch.inference_mode(False):
+            clean = _clean(x, gated)
+            logits = self.answer(clean) if len(clean) else None
+        return self._scatter(logits, gated, x)
+
+    def reset(self) -> None:
+        self.load_state_dict(_state.clone(self._fresh))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes over time. Frozen parameters are the source model's and stay out."""
+        return {name: _state.pack(getattr(self, name)) for name in (*self.stateful, "generator")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        missing = {*self.stateful, "generator"} ^ set(state)
+        if missing:
+            raise CheckpointError(
+                f"This state does not belong to {self.name}: it differs in {sorted(missing)}."
+            )
+        with torch.no_grad():
+            for name, packed in state.items():
+                setattr(self, name, _state.unpack(packed, getattr(self, name), name))
+
+    def save(self, folder: str | Path, **notes: int | str) -> None:
+        """Store everything, crash-safe; `notes` go into the header beside it."""
+        meta = {"method": self.name, "config": asdict(self.config), **self._identity(), **notes}
+        state = {"now": self.state_dict(), "fresh": self._fresh}
+        checkpoint.save_state(Path(folder), state, meta)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module, *, input: Input | None = None) -> Self:
+        """Resume a saved adapter, given the source model it was made from."""
+        device = next((p.device for p in model.parameters()), None)
+        state, meta = checkpoint.load_state(Path(folder), device=device)
+        if meta["method"] != cls.name:
+            raise CheckpointError(
+                f"The checkpoint {folder} is of method {meta['method']!r}, not {cls.name!r}; "
+                "load it with bombus.load(folder, model)."
+            )
+        if meta["source_sha256"] != state_sha256(model):
+            raise CheckpointError(
+                f"The checkpoint {folder} was made from other weights (sha256 "
+                f"{meta['source_sha256'][:12]}, this model has {state_sha256(model)[:12]}); "
+                "give the source model it was adapted from."
+            )
+        try:
+            config = cls.Config(**_state.as_config(meta["config"]))
+        except TypeError as error:
+            raise CheckpointError(
+                f"The settings in {folder} do not fit this version's {cls.name} ({error}); "
+                "load it with the version of bombus that wrote it."
+            ) from None
+        stored = Input(**_state.as_config(meta["input"]))
+        return cls(model, config, input=input or stored, state=state)
+
+    # Inside
+
+    def _identity(self) -> dict[str, Any]:
+        return {"source_sha256": self.source_sha256, "input": self.input.to_dict()}
+
+    def _parameter(self) -> Tensor:
+        return next(self.model.parameters())
+
+    def _require_source(self, source: Source | None) -> None:
+        if source is None:
+            raise ConfigError(
+                f"{self.name} needs source {self.needs}; pass source=loader (batches of "
+                f"{'(images, labels)' if self.needs == 'labels' else 'images'})."
+            )
+
+    def _scatter(self, logits: Tensor | None, gated: gate.Gated, x: Tensor) -> Tensor:
+        """Put the answers back in their places; a rejected sample's row is NaN: no answer."""
+        if logits is not None:
+            self._classes = logits.shape[1]
+            if not gated.rejected:
+                return logits
+        full = torch.full((len(x), self._count_classes(x)), float("nan"), device=x.device)
+        if logits is not None:
+            full = full.to(logits.dtype)
+            full[gated.kept] = logits
+        return full
+
+    def _count_classes(self, x: Tensor) -> int:
+        if self._classes is None:  # nothing answered yet: ask the network about a blank image
+            with torch.inference_mode(False):
+                blank = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)
+                self._classes = int(self.answer(blank).shape[1])
+        return self._classes
+
+
+def _clean(x: Tensor, gated: gate.Gated) -> Tensor:
+    # A tensor made under inference_mode cannot enter a graph; its clone can.
+    x = x.clone() if x.is_inference() else x.detach()
+    return x[gated.kept] if gated.rejected else x

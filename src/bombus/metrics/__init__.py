@@ -1,0 +1,1 @@
+"""Scores, counted by us."""

@@ -1,0 +1,48 @@
+"""What a run costs: milliseconds a batch and the most memory it held."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+
+class Stopwatch:
+    ms: float = 0.0
+
+
+@contextmanager
+def timed(device: torch.device) -> Iterator[Stopwatch]:
+    """Wall-clock time of a piece of work, with the accelerator's queue emptied at both ends."""
+    watch = Stopwatch()
+    _synchronise(device)
+    start = time.perf_counter()
+    yield watch
+    _synchronise(device)
+    watch.ms = 1000 * (time.perf_counter() - start)
+
+
+def typical_ms(times: Sequence[float]) -> float:
+    """The median: the first batches (kernel choice, allocation) and pauses do not count."""
+    return statistics.median(times) if times else 0.0
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """On a GPU what tensors held at most, on a CPU the most the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if sys.platform == "win32":
+        return 0.0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

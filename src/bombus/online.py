@@ -1,0 +1,47 @@
+"""The loop: batches come, the adapter answers, the answers are scored. Labels go no further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+from bombus.data.batch import Batch
+from bombus.methods.base import Adapter
+from bombus.metrics.cost import timed
+from bombus.metrics.error import count_errors
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+def adapt_online(
+    adapter: Adapter,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    precision: Precision = "fp32",
+) -> Iterator[dict[str, Any]]:
+    """Answer every batch once, in order, and yield one record for each."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    for batch in batches:
+        x = batch.x.to(device)
+        with timed(device) as watch, _autocast(device, precision):
+            logits = adapter(x)
+        counts = count_errors(logits, batch.y, batch.domains)
+        yield {
+            "batch": batch.position,
+            "domains": {d: {"wrong": w, "samples": n} for d, (w, n) in counts.items()},
+            "signals": adapter.last.signals,
+            "events": list(adapter.last.events),
+            "ms": round(watch.ms, 3),
+        }
+
+
+def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    if precision != "bf16":
+        return nullcontext()
+    # Without the cache: a method that steps twice in one call would see stale copies of weights.
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)

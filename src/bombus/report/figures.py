@@ -1,0 +1,191 @@
+"""The error over the stream as a picture, the same bytes every time."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bombus.errors import BombusError, ConfigError, DataError
+from bombus.report.groups import Group, group_runs, split_by_task
+from bombus.report.records import read_batches, read_run, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette without its yellow (too pale for a thin line), then three of Tol's: they
+# differ in lightness too, so that everyone can tell them apart.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#882255", "#999933", "#332288"),
+)
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)))  # when the colours are used up
+SOURCE = {"color": "#808080", "linestyle": "--"}
+STYLE = {
+    "font.size": 9.0,
+    "svg.hashsalt": "bombus",  # element ids: random otherwise
+    "svg.fonttype": "path",  # the same letters on machines without the font
+}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A stretch of the stream in one domain, in images seen."""
+
+    domain: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    visits: tuple[Visit, ...]
+    x: tuple[NDArray[np.float64], ...]  # one array a visit
+    error: tuple[NDArray[np.float64], ...]  # per cent
+
+
+def stream_figure(runs: Sequence[Path], out: Path, *, window: int | None = None) -> list[Path]:
+    """Draw the error of runs over one stream, a line a method, to OUT.svg and OUT.png.
+
+    Args:
+        runs: folders of finished runs over the same stream; those that differ only in their seed
+            become one line.
+        out: path without suffix.
+        window: batches in the running mean, which begins anew with each domain; by default an
+            eighth of a domain, at least 5.
+    """
+    if window is not None and window < 1:
+        raise ConfigError(f"Got a window of {window} batches, expected at least 1.")
+    if not runs:
+        raise DataError("A stream figure needs at least one run, got none.")
+    results = [read_run(run) for run in runs]
+    if len(split_by_task(results)) > 1:
+        raise DataError(
+            "The runs are of different benchmarks, networks, severities or domains; draw each "
+            "in a figure of its own."
+        )
+    groups = group_runs(results)
+    curves = [_average([_curve(read_batches(r.path), window) for r in g.runs]) for g in groups]
+    visits = curves[0].visits
+    for group, curve in zip(groups, curves, strict=True):
+        if curve.visits != visits:
+            raise DataError(
+                f"{group.runs[0].path.parent} ran over another stream than "
+                f"{groups[0].runs[0].path.parent}; draw them in separate figures."
+            )
+    return _draw(groups, curves, out)
+
+
+def _curve(records: Sequence[dict[str, Any]], window: int | None) -> Curve:
+    visits, xs, errors = [], [], []
+    seen = 0
+    for domain, batches in itertools.groupby(records, key=_main_domain):
+        counts = [_totals(batch) for batch in batches]
+        wrong = np.array([w for w, _ in counts], dtype=np.float64)
+        samples = np.array([n for _, n in counts], dtype=np.float64)
+        start, seen = seen, seen + int(samples.sum())
+        visits.append(Visit(domain, start, seen))
+        xs.append(start + np.cumsum(samples) - samples / 2)
+        width = window or max(5, len(counts) // 8)
+        errors.append(100 * _running_sum(wrong, width) / _running_sum(samples, width))
+    return Curve(tuple(visits), tuple(xs), tuple(errors))
+
+
+def _average(curves: Sequence[Curve]) -> Curve:
+    first = curves[0]
+    if any(
+        c.visits != first.visits or list(map(len, c.x)) != list(map(len, first.x)) for c in curves
+    ):
+        raise DataError("The seeds of a method ran over different streams; draw them apart.")
+    errors = tuple(np.mean(same, axis=0) for same in zip(*(c.error for c in curves), strict=True))
+    return Curve(first.visits, first.x, errors)
+
+
+def _running_sum(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Over `width` neighbours around each place, over those that exist near the ends."""
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    place = np.arange(len(values))
+    first = np.maximum(place - (width - 1) // 2, 0)
+    last = np.minimum(place + width // 2 + 1, len(values))
+    total: NDArray[np.float64] = before[last] - before[first]
+    return total
+
+
+def _main_domain(record: dict[str, Any]) -> str:
+    domains: dict[str, dict[str, int]] = record["domains"]
+    return max(domains, key=lambda name: domains[name]["samples"])
+
+
+def _totals(record: dict[str, Any]) -> tuple[int, int]:
+    counts = record["domains"].values()
+    return sum(c["wrong"] for c in counts), sum(c["samples"] for c in counts)
+
+
+def _draw(groups: Sequence[Group], curves: Sequence[Curve], out: Path) -> list[Path]:
+    try:
+        import matplotlib.style
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BombusError(
+            "Figures need matplotlib, which is not installed: pip install 'bombus[figures]'"
+        ) from None
+    # The library's own defaults, whatever the user's are, and those put back afterwards.
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(10.0, 4.8), layout="constrained")
+        axes = figure.add_subplot()
+        _draw_domains(axes, curves[0].visits)
+        looks = itertools.product(DASHES, COLOURS)
+        for group, curve in zip(groups, curves, strict=True):
+            is_source = group.method == "source"
+            dash, colour = (None, None) if is_source else next(looks, (DASHES[0], COLOURS[0]))
+            look = SOURCE if is_source else {"color": colour, "linestyle": dash}
+            mean = sum(run.mean_error for run in group.runs) / len(group.runs)
+            # A gap between domains: the window begins anew, a line across would be invented.
+            gap = np.array([np.nan])
+            x = np.concatenate([part for piece in curve.x for part in (piece, gap)])
+            y = np.concatenate([part for piece in curve.error for part in (piece, gap)])
+            label = f"{mean:.1f}  {group.label}"
+            # A domain of one batch is a point, which no line would show.
+            marker = "." if min(map(len, curve.x)) == 1 else None
+            axes.plot(x, y, label=label, linewidth=1.2, marker=marker, **look)
+        axes.set_xlim(0, curves[0].visits[-1].end)
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+        axes.set_xlabel("images seen")
+        axes.set_ylabel("error (%)")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+        figure.legend(
+            loc="outside right upper", frameon=False, title="mean error (%)", alignment="left"
+        )
+        paths = []
+        for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=suffix, dpi=150, metadata=metadata)
+            path = out.with_name(f"{out.name}.{suffix}")
+            write_file(path, buffer.getvalue())
+            paths.append(path)
+    return paths
+
+
+def _draw_domains(axes: Axes, visits: Sequence[Visit]) -> None:
+    for number, visit in enumerate(visits):
+        if number % 2 == 0:
+            axes.axvspan(visit.start, visit.end, color="#f2f2f2", linewidth=0, zorder=0)
+        axes.annotate(
+            visit.domain.replace("_", " "),
+            ((visit.start + visit.end) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3, 3),
+            textcoords="offset points",
+            rotation=40,
+            rotation_mode="anchor",
+            fontsize=8,
+            color="#404040",
+        )

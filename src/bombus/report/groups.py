@@ -1,0 +1,91 @@
+"""Which runs belong together: the seeds of one experiment, and experiments that can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bombus.report.records import RunResult
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    method: str
+    difference: str  # what sets it apart from the method's other groups, "" if it has none
+    runs: tuple[RunResult, ...]
+
+    @property
+    def label(self) -> str:
+        seeds = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+        inside = "; ".join(part for part in (self.difference, seeds) if part)
+        return f"{self.method} ({inside})" if inside else self.method
+
+
+def split_by_task(runs: Sequence[RunResult]) -> list[list[RunResult]]:
+    """Runs whose errors can stand in the same columns: same images, network and severity."""
+    tasks: dict[Any, list[RunResult]] = {}
+    for run in runs:
+        names = tuple(d.name for d in run.domains)
+        task = (run.benchmark, run.backbone, run.stream.get("severity"), names)
+        tasks.setdefault(task, []).append(run)
+    return list(tasks.values())
+
+
+def group_runs(runs: Sequence[RunResult]) -> list[Group]:
+    """Seeds together, methods in the order in which they first come, their variants adjacent."""
+    members: dict[str, list[RunResult]] = {}
+    facts_of: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        facts = {**_facts(run), "repeat": 1}
+        while True:
+            key = json.dumps([run.method, facts], sort_keys=True)
+            twins = [r for r in members.setdefault(key, []) if r.seed == run.seed]
+            if not twins:
+                members[key].append(run)
+                facts_of[key] = facts
+                break
+            if twins[0].domains == run.domains:
+                break  # the same run once more, e.g. its copy in a ledger
+            # Same settings, same seed, other errors: another machine. Not a seed to average over.
+            facts["repeat"] += 1
+    groups = []
+    for method in dict.fromkeys(run.method for run in runs):
+        own = {key: facts_of[key] for key in members if members[key][0].method == method}
+        names = dict.fromkeys(name for facts in own.values() for name in facts)
+        differing = [n for n in names if len({_text(f.get(n)) for f in own.values()}) > 1]
+        for key, facts in own.items():
+            difference = ", ".join(f"{n}={_text(facts.get(n))}" for n in differing)
+            groups.append(Group(method, difference, tuple(members[key])))
+    return groups
+
+
+def _facts(run: RunResult) -> dict[str, Any]:
+    """All that decides a result except the seed, and except what split_by_task looks at."""
+    config = {k: v for k, v in run.config.items() if k != "seed"}
+    hidden = ("seed", "domains", "severity", "samples")
+    stream = {k: v for k, v in run.stream.items() if k not in hidden}
+    # As counted, not as asked for: "all" and "10000" are the same on CIFAR10-C.
+    counts = {d.samples for d in run.domains}
+    stream["samples"] = counts.pop() if len(counts) == 1 else [d.samples for d in run.domains]
+    return {
+        **config,
+        **{f"stream {k}" if k in config else k: v for k, v in stream.items()},
+        "weights": run.weights_sha256[:8],
+        "precision": run.precision,
+        **{f"input {k}": v for k, v in run.input.items()},
+        # A folder's name says where the images are, not which.
+        **{f"data {k}": v for k, v in run.data.items() if k != "folder"},
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    # Lists of fingerprints and the like: enough to see that they differ.
+    return text if len(text) <= 24 else hashlib.sha256(text.encode()).hexdigest()[:8]

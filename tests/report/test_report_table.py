@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from bombus.report.layout import SHORT
+from bombus.report.records import read_run
+from bombus.report.table import make_tables, to_csv, to_latex, to_markdown, to_text
+
+STANDARD = tuple(SHORT)
+
+
+@pytest.fixture
+def tables_of(write_run):
+    """Tables from (method, errors, other settings) triples."""
+
+    def make(*runs, **options):
+        folders = [
+            write_run(f"{number}", method, errors, **more)
+            for number, (method, errors, more) in enumerate(runs)
+        ]
+        return make_tables([read_run(folder) for folder in folders], **options)
+
+    return make
+
+
+def marks(table, column=0):
+    return [row.cells[column].mark for row in table.rows]
+
+
+def labels(table):
+    return [row.label for row in table.rows]
+
+
+def full(shift=0.0):
+    return [round(10 + i + shift, 4) for i in range(15)]
+
+
+def test_seeds_are_averaged_and_spread_is_the_sample_deviation(tables_of):
+    (table,) = tables_of(
+        ("source", (50.0, 60.0, 70.0), {}),
+        ("tent", (10.0, 20.0, 30.0), {"seed": 1}),  # mean 20
+        ("tent", (13.0, 20.0, 33.0), {"seed": 2}),  # mean 22
+        ("tent", (16.0, 26.0, 36.0), {"seed": 3}),  # mean 26
+    )
+    assert labels(table) == ["source", "tent (3 seeds)"]
+    assert [row.seeds for row in table.rows] == [1, 3]
+    values = [cell.value for cell in table.rows[1].cells]
+    assert values == pytest.approx([13.0, 22.0, 33.0, 68 / 3])
+    # Deviations from 68/3: -8/3, -2/3, 10/3; squares 64/9 + 4/9 + 100/9 = 56/3; over n - 1 = 2.
+    assert table.rows[1].cells[-1].spread == pytest.approx((28 / 3) ** 0.5)
+    assert table.rows[0].cells[-1].spread is None
+    assert "22.7±3.06" in to_text([table])
+    assert "**22.7 ± 3.06**" in to_markdown([table])
+    assert "\\textbf{22.7 $\\pm$ 3.06}" in to_latex([table])
+
+
+def test_best_and_second_best_with_ties_as_shown(tables_of):
+    (table,) = tables_of(
+        ("a", (20.0, 20.01, 5.0), {}),
+        ("b", (10.0, 20.04, 7.0), {}),
+        ("c", (30.0, 30.0, 7.04), {}),
+        ("d", (40.0, 40.0, 9.0), {}),
+    )
+    assert marks(table, 0) == ["second", "best", "", ""]
+    assert marks(table, 1) == ["best", "best", "", ""]  # equal as printed: no second
+    assert marks(table, 2) == ["best", "second", "second", ""]
+
+
+def test_digits_decide_what_is_a_tie(write_run):
+    runs = [
+        read_run(write_run(m, m, (e,), domains=["fog"])) for m, e in (("a", 20.01), ("b", 20.04))
+    ]
+    assert marks(make_tables(runs, digits=1)[0]) == ["best", "best"]
+    assert marks(make_tables(runs, digits=2)[0]) == ["best", "second"]
+    assert "20.04" in to_text(make_tables(runs, digits=2))
+
+
+def test_one_row_alone_is_not_called_best(tables_of):
+    (table,) = tables_of(("tent", (1.0, 2.0, 3.0), {}))
+    assert marks(table) == [""]
+    assert "*" not in to_text([table])
+
+
+def test_published_rows_only_beside_the_same_task(tables_of):
+    standard = {"domains": STANDARD}
+    cases = {
+        "same": standard,
+        "other network": {**standard, "backbone": "wrn-40-2"},
+        "other benchmark": {**standard, "benchmark": "cifar100-c"},
+        "other severity": {**standard, "stream": {"severity": 3}},
+        "other order": {"domains": STANDARD[::-1]},
+    }
+    tables = tables_of(*(("tent", full(), case) for case in cases.values()))
+    shown = {name: labels(t)[1:] for name, t in zip(cases, tables, strict=True)}
+    assert shown.pop("same") == ["published (BEE paper)", "published (TTA repo)"]
+    assert not any(shown.values())
+
+
+def test_published_rows_are_never_ranked_and_say_where_they_come_from(tables_of):
+    runs = [(m, full(s), {"domains": STANDARD}) for m, s in (("source", 50), ("bn", 45))]
+    (table,) = tables_of(*runs)
+    printed = [row for row in table.rows if row.published]
+    assert [row.cells[-1].value for row in printed] == [43.5, 43.5, 20.4, 20.4]
+    assert not any(cell.mark for row in printed for cell in row.cells)
+    assert marks(table, -1) == ["second", "", "", "best", "", ""]
+    assert any("arXiv:2508.12643), Table 2" in note for note in table.notes)
+
+
+def test_published_rows_tell_of_another_protocol_and_of_misprints(tables_of):
+    task = {"domains": STANDARD, "benchmark": "imagenet-c", "backbone": "resnet50"}
+    (table,) = tables_of(("obao", full(), {**task, "samples": 500, "batch": 64}))
+    assert labels(table) == ["obao", "published (BEE paper, 5,000 images)"]
+    assert "OBAO is printed as 59.0, but its columns average 59.07." in table.notes
+    assert table.rows[1].cells[0].value == 78.5
+
+
+def test_published_can_be_left_out(tables_of):
+    (table,) = tables_of(("tent", full(), {"domains": STANDARD}), published=False)
+    assert labels(table) == ["tent"]
+
+
+def test_different_settings_are_kept_apart_and_named(tables_of):
+    (table,) = tables_of(
+        ("tent", (1, 2, 3), {}),
+        ("bn", (4, 5, 6), {}),
+        ("tent", (1, 2, 4), {"config": {"lr": 0.0001}}),
+        ("tent", (1, 2, 5), {"config": {"lr": 0.0001}, "seed": 2}),
+        ("tent", (1, 2, 6), {"stream": {"batch_size": 64}}),
+    )
+    assert labels(table) == [
+        "tent (lr=0.001, batch_size=200)",
+        "tent (lr=0.0001, batch_size=200; 2 seeds)",
+        "tent (lr=0.001, batch_size=64)",
+        "bn",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"samples": 500}, "samples=500"),
+        ({"weights_sha256": "f" * 64}, "weights=ffffffff"),
+        ({"precision": "bf16"}, "precision=bf16"),
+        ({"input": {"size": 32, "mean": None}}, "input mean=null"),
+        ({"data": {"name": "cifar10-c", "generator": "bombus"}}, "data generator=bombus"),
+    ],
+)
+def test_other_inputs_are_not_averaged_over(tables_of, change, said):
+    (table,) = tables_of(("tent", (1, 2, 3), {}), ("tent", (1, 2, 4), {"seed": 2, **change}))
+    assert len(table.rows) == 2
+    assert said in table.rows[1].label
+
+
+def test_the_same_run_twice_counts_once_but_another_result_does_not_vanish(tables_of):
+    (table,) = tables_of(("tent", (1, 2, 3), {}), ("tent", (1, 2, 3), {"device": "gpu"}))
+    assert [row.seeds for row in table.rows] == [1]
+
+
+def test_the_same_seed_with_another_result_is_a_row_of_its_own(tables_of):
+    (table,) = tables_of(("tent", (1, 2, 3), {}), ("tent", (1, 2, 4), {}))
+    assert labels(table) == ["tent (repeat=1)", "tent (repeat=2)"]
+
+
+def test_other_tasks_get_tables_of_their_own(tables_of):
+    tables = tables_of(
+        ("tent", (1, 2, 3), {}),
+        ("tent", (1, 2, 3), {"benchmark": "demo", "backbone": "wrn-16-1"}),
+        ("bn", (4, 5, 6), {}),
+        ("bn", (4,), {"domains": ["fog"]}),
+    )
+    assert [t.heading for t in tables] == [
+        "cifar10-c, wrn-28-10, severity 5, 3 domains",
+        "demo, wrn-16-1, severity 5, 3 domains",
+        "cifar10-c, wrn-28-10, severity 5, 1 domain",
+    ]
+    assert labels(tables[0]) == ["tent", "bn"]
+
+
+@pytest.fixture
+def everything(tables_of):
+    task = {"domains": STANDARD}
+    return tables_of(
+        ("source", full(50), task),
+        ("tent", full(5), {**task, "config": {"set_of": "a_b"}}),
+        ("tent", full(6), {**task, "config": {"set_of": "a_b"}, "seed": 2}),
+        ("tent", full(8), {**task, "config": {"set_of": "50%"}}),
+        ("bee", full(1), {**task, "source_access": "samples"}),
+        ("bee", (1.0, 100.0), {"domains": ["day_1", "fog"]}),
+        cost=True,
+    )
+
+
+def test_text_fits_and_lines_up(everything):
+    text = to_text(everything)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    heads = (
+        "Gauss Shot Impul Defoc Glass Motion Zoom Snow Frost Fog Brit Contr Elast Pixel JPEG Mean"
+    )
+    assert lines[2].split() == heads.split()
+    bee = next(line for line in lines if line.startswith("bee "))
+    assert re.findall(r"[\d.]+\*", bee) == [f"{v:.1f}*" for v in full(1)] + ["18.0*"]
+    assert bee.index("11.0*") == lines[2].index("Gauss")
+    assert "ms/batch forwards backwards peak MB source data" in text
+    assert re.search(r"bee +12\.3 +1 +0\.5 +1234 +samples", text)
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_text_bends_to_the_terminal(everything, width):
+    text = to_text(everything, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    styled = to_text(everything, width=width, styled=True)
+    assert "\x1b[1m" in styled
+    plain = re.sub(r"\x1b\[\d+m", "", styled)
+    assert [line.rstrip() for line in plain.splitlines()] == text.splitlines()
+
+
+def test_markdown_has_as_many_cells_everywhere(everything):
+    for part, table in zip(to_markdown(everything).split("### ")[1:], everything, strict=True):
+        lines = [line for line in part.splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + len(table.rows)
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
+        assert counts == {len(table.columns) + 2}
+    assert "| **11.0** |" in to_markdown(everything)
+
+
+def test_latex_is_balanced_and_escaped(everything):
+    text = to_latex(everything)
+    body = re.sub(r"\\[{}&%$#_\\]", "", text)
+    assert body.count("{") == body.count("}")
+    assert body.count("$") % 2 == 0
+    for name in ("table*", "tabular"):
+        assert text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") == 2
+    assert "set\\_of=50\\%" in text
+    assert "day\\_1" in text
+    assert not re.search(r"(?<!\\)[_#]", body)
+    lines = [line for line in text.splitlines() if line.startswith("    ") and "&" in line]
+    wide = len(everything[0].columns)
+    narrow = len(everything[1].columns)
+    assert [line.count(" & ") for line in lines] == [wide] * (1 + len(everything[0].rows)) + [
+        narrow
+    ] * (1 + len(everything[1].rows))
+    assert "\\begin{tabular}{l|ccccccccccccccc|c|ccccc}" in text
+
+
+def test_csv_reads_back(everything):
+    rows = list(csv.DictReader(io.StringIO(to_csv(everything)), strict=True))
+    assert len(rows) == sum(len(t.rows) for t in everything)
+    bee = next(row for row in rows if row["method"] == "bee")
+    assert [float(bee[name]) for name in STANDARD] == full(1)
+    assert (bee["mean"], bee["std"], bee["kind"], bee["seeds"]) == ("18.0", "", "run", "1")
+    assert bee["source_access"] == "samples"
+    spread = [row for row in rows if row["std"]]
+    assert [row["seeds"] for row in spread] == ["2"]
+    assert spread[0]["std"] == "0.71"  # of 22 and 23
+    assert rows[-1]["day_1"] == "1.0"
+    assert rows[-1]["gaussian_noise"] == ""

@@ -1,0 +1,95 @@
+"""Tiny networks, streams of noise and hashes of state, for tests in this and in other processes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bombus
+from bombus.methods.base import Adapter
+
+KINDS = ("batchnorm", "groupnorm", "vit")
+
+
+class GroupNormNet(nn.Module):
+    """A user's own small network with GroupNorm: no attribute of ours, found blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        self.layer2 = nn.Sequential(
+            nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1, stride=2)
+        )
+        self.layer3 = nn.Sequential(
+            nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, stride=2)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.stem(x))))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def make_tiny(kind: str) -> nn.Module:
+    """A tiny classifier of 5 classes for 16 px images, the same weights every time."""
+    from bombus.backbones.vit import VisionTransformer
+    from bombus.backbones.wide_resnet import WideResNet
+
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        if kind == "batchnorm":
+            return WideResNet(10, 1, num_classes=5).eval()
+        if kind == "groupnorm":
+            return GroupNormNet().eval()
+        return VisionTransformer(size=16, patch=4, width=16, depth=6, heads=2, num_classes=5).eval()
+
+
+def noise_batches(count: int, size: int = 8, side: int = 16) -> list[Tensor]:
+    """A stream whose brightness and contrast drift, so that every method has something to do."""
+    generator = torch.Generator().manual_seed(11)
+    batches = []
+    for i in range(count):
+        shape = torch.rand(size, 3, 1, 1, generator=generator)
+        texture = torch.rand(size, 3, side, side, generator=generator)
+        batches.append((0.5 * shape + 0.4 * texture + 0.1 * (i % 7) / 7).clamp(0, 1))
+    return batches
+
+
+def tree_hash(tree: Any) -> str:
+    """One hash over every tensor and number of a state, in order."""
+    digest = hashlib.sha256()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Tensor):
+            digest.update(str((value.dtype, tuple(value.shape))).encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        elif isinstance(value, dict):
+            for key, child in value.items():
+                digest.update(str(key).encode())
+                visit(child)
+        elif isinstance(value, list | tuple):
+            for child in value:
+                visit(child)
+        else:
+            digest.update(repr(value).encode())
+
+    visit(tree)
+    return digest.hexdigest()
+
+
+def make_adapter(method: str, model: nn.Module, *, seed: int = 3) -> Adapter:
+    """Any registered method on a tiny network, with a little source data where it needs some."""
+    chosen = bombus.known_methods()[method]
+    labels = torch.arange(8) % 5
+    source = [(x, labels) if chosen.needs == "labels" else x for x in noise_batches(4)]
+    return bombus.adapt(
+        model,
+        method,
+        config=chosen.Config(seed=seed),
+        source=None if chosen.needs == "none" else source,
+    )
