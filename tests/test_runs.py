@@ -16,7 +16,8 @@ import pytest
 
 from bombus.errors import BombusError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.runs import Run, RunSettings, make_config, parse_setting
+from bombus.runs import Run
+from bombus.settings import RunSettings, make_config, parse_setting
 
 SMALL = RunSettings(
     method="tent", domains=("gaussian_noise", "brightness"), samples=40, batch_size=20

@@ -11,18 +11,15 @@ that the files end up as those of an uninterrupted run (measured times and memor
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
 import shlex
 import sys
-import types
-import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,40 +27,17 @@ import torch
 import bombus
 from bombus import checkpoint
 from bombus.backbones import create
-from bombus.backbones.weights import LoadedWeights, load_weights
+from bombus.backbones.weights import load_weights
 from bombus.data.benchmarks import Benchmark, find_benchmark
 from bombus.data.images import ImageSet
 from bombus.data.stream import Stream
-from bombus.errors import CheckpointError, ConfigError, UnknownNameError, WeightsError
+from bombus.errors import CheckpointError, ConfigError, WeightsError
 from bombus.methods import find_method
-from bombus.methods.base import Adapter, BaseConfig
+from bombus.methods.base import Adapter
 from bombus.metrics.cost import peak_memory_mb, typical_ms
 from bombus.metrics.error import ErrorMeter
-from bombus.online import Precision, adapt_online
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Everything that decides a run's result. None means the benchmark's own choice."""
-
-    method: str
-    benchmark: str = "demo"
-    backbone: str | None = None
-    weights: tuple[Path, ...] = ()
-    data: Path | None = None
-    domains: tuple[str, ...] = ()
-    severity: int = 5
-    samples: int | None = None
-    batch_size: int | None = None
-    seed: int = 1
-    device: str = "auto"
-    precision: Precision = "fp32"
-    set: dict[str, str] = field(default_factory=dict)  # the method's own settings, as text
-
-    def to_dict(self) -> dict[str, Any]:
-        as_text = {"weights": [p.name for p in self.weights], "domains": list(self.domains)}
-        # Files may be moved between a kill and a resume: their names count, not their folders.
-        return {**asdict(self), **as_text, "data": self.data.name if self.data else None}
+from bombus.online import adapt_online
+from bombus.settings import RunSettings, make_config, pick_device
 
 
 @dataclass(frozen=True)
@@ -89,13 +63,13 @@ class Run:
         benchmark = find_benchmark(settings.benchmark)
         self.settings = settings
         self.device = pick_device(settings.device)
-        self.backbone = settings.backbone or benchmark.backbone
-        model = create(self.backbone, num_classes=benchmark.classes)
+        self.backbone = _choose_backbone(settings, benchmark)
         self.config = make_config(method, benchmark.name, settings)
-        self.weights = _load(model, settings, benchmark)
         self.images = images or benchmark.open(settings.data)
+        model = create(self.backbone, num_classes=benchmark.classes or self.images.classes)
+        self.weights = load_weights(model, _choose_weights(settings, benchmark))
         self.stream = Stream(
-            domains=settings.domains or _standard(self.images),
+            domains=settings.domains or benchmark.domains or self.images.domains,
             severity=settings.severity,
             batch_size=settings.batch_size or benchmark.batch_size,
             samples=settings.samples,
@@ -194,7 +168,7 @@ class Run:
         last = done == total or self.plan_domains[done] != domain
         return Progress(record, meter, done, total, domain, last)
 
-    def _save(self, adapter: Adapter, log: typing.BinaryIO, folder: Path) -> None:
+    def _save(self, adapter: Adapter, log: BinaryIO, folder: Path) -> None:
         # The log first: a checkpoint must never speak of lines that are not on the disk yet.
         log.flush()
         os.fsync(log.fileno())
@@ -234,59 +208,6 @@ class Run:
         }
 
 
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"The device {name!r} cannot be used here ({reason}); try --device cpu."
-        ) from None
-    return device
-
-
-def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) -> BaseConfig:
-    """The published settings of a method for a benchmark, with the user's own on top."""
-    config_class = method.Config
-    known = {f.name: f for f in dataclasses.fields(config_class)}
-    types_of = typing.get_type_hints(config_class)
-    values: dict[str, Any] = {"seed": settings.seed}
-    for name, text in settings.set.items():
-        if name not in known:
-            raise UnknownNameError(f"{method.name} setting", name, known)
-        values[name] = parse_setting(text, types_of[name], f"{method.name} setting {name}")
-    family = "vit" if (settings.backbone or "").startswith("vit") else "cnn"
-    return config_class.for_benchmark(benchmark, family, **values)
-
-
-def parse_setting(text: str, kind: Any, what: str) -> Any:
-    """A setting's value from the command line, by the type its field declares."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    try:
-        if origin is typing.Literal:
-            if text not in arguments:
-                raise UnknownNameError(f"value of {what}", text, map(str, arguments))
-            return text
-        if origin in (typing.Union, types.UnionType):
-            if text.lower() == "none" and type(None) in arguments:
-                return None
-            kind = next(a for a in arguments if a is not type(None))
-            return parse_setting(text, kind, what)
-        if origin is tuple:
-            return tuple(parse_setting(part, arguments[0], what) for part in text.split(","))
-        if kind is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-                text.lower()
-            ]
-        return kind(text)
-    except (KeyError, ValueError):
-        expected = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"Got {text!r} for {what}, expected a {expected}.") from None
-
-
 def versions() -> dict[str, str]:
     return {
         "bombus": bombus.__version__,
@@ -296,23 +217,26 @@ def versions() -> dict[str, str]:
     }
 
 
-def _load(model: torch.nn.Module, settings: RunSettings, benchmark: Benchmark) -> LoadedWeights:
-    given = settings.weights
-    if not given and settings.backbone in (None, benchmark.backbone):
-        given = benchmark.weights
-    if not given:
+def _choose_backbone(settings: RunSettings, benchmark: Benchmark) -> str:
+    backbone = settings.backbone or benchmark.backbone
+    if backbone is None:
+        raise ConfigError(
+            f"The benchmark {benchmark.name!r} has no network of its own; pass --backbone NAME "
+            "(see bombus list backbones)."
+        )
+    return backbone
+
+
+def _choose_weights(settings: RunSettings, benchmark: Benchmark) -> tuple[Path, ...]:
+    own_network = settings.backbone in (None, benchmark.backbone)
+    weights = settings.weights or (benchmark.weights if own_network else ())
+    if not weights:
         raise WeightsError(
             f"{benchmark.name} needs the weights of a trained "
             f"{settings.backbone or benchmark.backbone}; pass --weights FILE "
             "(safetensors, or .pt; several files for shards)."
         )
-    return load_weights(model, given)
-
-
-def _standard(images: ImageSet) -> tuple[str, ...]:
-    from bombus.data.corruptions import EXTRA
-
-    return tuple(d for d in images.domains if d not in EXTRA)
+    return weights
 
 
 def _counts(record: dict[str, Any]) -> dict[str, tuple[int, int]]:

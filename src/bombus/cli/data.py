@@ -54,7 +54,7 @@ def data_make(
     from bombus.data.fetch import cache_folder, get_cifar10
     from bombus.data.make import make_cifar_c
     from bombus.errors import DataError
-    from bombus.runs import pick_device
+    from bombus.settings import pick_device
 
     if clean is None:
         if name != "cifar10-c":

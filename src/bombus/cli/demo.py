@@ -23,7 +23,8 @@ def demo(*, out: Path = Path("demo-report"), seed: int = 1) -> None:
     from bombus.report.layout import make_tables
     from bombus.report.records import read_run
     from bombus.report.table import to_markdown, to_text
-    from bombus.runs import Run, RunSettings
+    from bombus.runs import Run
+    from bombus.settings import RunSettings
 
     runs = out / "runs"
     if out.exists() and any(out.iterdir()) and not runs.is_dir():

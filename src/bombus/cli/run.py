@@ -13,7 +13,7 @@ def run(
     /,
     *,
     out: Path,
-    benchmark: Literal["demo", "cifar10-c", "cifar100-c", "imagenet-c"] = "demo",
+    benchmark: Literal["demo", "cifar10-c", "cifar100-c", "imagenet-c", "folder"] = "demo",
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     data: Path | None = None,
@@ -53,7 +53,8 @@ def run(
         checkpoint_every: batches between checkpoints.
     """
     from bombus.cli.view import RunView, say
-    from bombus.runs import Run, RunSettings
+    from bombus.runs import Run
+    from bombus.settings import RunSettings
 
     settings = RunSettings(
         method=method,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bombus.data.corruptions import STANDARD
 from bombus.data.fetch import cache_folder
 from bombus.data.images import ImageSet
 from bombus.errors import DataError, UnknownNameError
@@ -15,11 +16,12 @@ from bombus.errors import DataError, UnknownNameError
 class Benchmark:
     name: str
     title: str
-    classes: int
+    classes: int | None  # None: as many as the images have
     batch_size: int
-    backbone: str
+    backbone: str | None  # None: the user's to say
     open: Callable[[Path | None], ImageSet]
     weights: tuple[Path, ...] = ()  # embedded; other benchmarks' weights are the user's to give
+    domains: tuple[str, ...] | None = STANDARD  # None: all that the images have
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -52,6 +54,14 @@ def _imagenet_c(folder: Path | None) -> ImageSet:
     from bombus.data.imagenet_c import ImageNetC
 
     return ImageNetC(folder or cache_folder() / "imagenet-c")
+
+
+def _folder(folder: Path | None) -> ImageSet:
+    from bombus.data.folder import ImageFolder
+
+    if folder is None:
+        raise DataError("The benchmark 'folder' needs --data FOLDER, laid out domain/class/image.")
+    return ImageFolder(folder)
 
 
 def _demo_weights() -> Path:
@@ -93,6 +103,15 @@ BENCHMARKS = {
             batch_size=64,
             backbone="resnet50",
             open=_imagenet_c,
+        ),
+        Benchmark(
+            name="folder",
+            title="your own images, domain/class/image; domains by name",
+            classes=None,
+            batch_size=64,
+            backbone=None,
+            open=_folder,
+            domains=None,
         ),
     )
 }

@@ -1,0 +1,93 @@
+"""What a run is asked for, and what that means: device, and the method's settings from text."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bombus.errors import ConfigError, UnknownNameError
+from bombus.methods.base import Adapter, BaseConfig
+from bombus.online import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Everything that decides a run's result. None means the benchmark's own choice."""
+
+    method: str
+    benchmark: str = "demo"
+    backbone: str | None = None
+    weights: tuple[Path, ...] = ()
+    data: Path | None = None
+    domains: tuple[str, ...] = ()
+    severity: int = 5
+    samples: int | None = None
+    batch_size: int | None = None
+    seed: int = 1
+    device: str = "auto"
+    precision: Precision = "fp32"
+    set: dict[str, str] = field(default_factory=dict)  # the method's own settings, as text
+
+    def to_dict(self) -> dict[str, Any]:
+        as_text = {"weights": [p.name for p in self.weights], "domains": list(self.domains)}
+        # Files may be moved between a kill and a resume: their names count, not their folders.
+        return {**asdict(self), **as_text, "data": self.data.name if self.data else None}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"The device {name!r} cannot be used here ({reason}); try --device cpu."
+        ) from None
+    return device
+
+
+def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) -> BaseConfig:
+    """The published settings of a method for a benchmark, with the user's own on top."""
+    config_class = method.Config
+    known = {f.name: f for f in dataclasses.fields(config_class)}
+    types_of = typing.get_type_hints(config_class)
+    values: dict[str, Any] = {"seed": settings.seed}
+    for name, text in settings.set.items():
+        if name not in known:
+            raise UnknownNameError(f"{method.name} setting", name, known)
+        values[name] = parse_setting(text, types_of[name], f"{method.name} setting {name}")
+    family = "vit" if (settings.backbone or "").startswith("vit") else "cnn"
+    return config_class.for_benchmark(benchmark, family, **values)
+
+
+def parse_setting(text: str, kind: Any, what: str) -> Any:
+    """A setting's value from the command line, by the type its field declares."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    try:
+        if origin is typing.Literal:
+            if text not in arguments:
+                raise UnknownNameError(f"value of {what}", text, map(str, arguments))
+            return text
+        if origin in (typing.Union, types.UnionType):
+            if text.lower() == "none" and type(None) in arguments:
+                return None
+            kind = next(a for a in arguments if a is not type(None))
+            return parse_setting(text, kind, what)
+        if origin is tuple:
+            return tuple(parse_setting(part, arguments[0], what) for part in text.split(","))
+        if kind is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                text.lower()
+            ]
+        return kind(text)
+    except (KeyError, ValueError):
+        expected = getattr(kind, "__name__", str(kind))
+        raise ConfigError(f"Got {text!r} for {what}, expected a {expected}.") from None

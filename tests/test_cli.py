@@ -1,0 +1,253 @@
+"""The command line: its options are pinned, its mistakes get one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bombus.backbones import create
+from bombus.backbones.weights import save_weights
+from bombus.cli import COMMANDS, DATA_COMMANDS, main
+
+SHORT = ["--samples", "20", "--batch-size", "10", "--domains", "fog"]
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence a wrong call prints."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    said = capsys.readouterr()
+    assert stop.value.code == 2, said
+    assert "Traceback" not in said.err
+    (sentence,) = said.err.strip().splitlines()
+    assert sentence.startswith("bombus: ")
+    return sentence
+
+
+def test_options_are_pinned() -> None:
+    """A new option is a promise: add it here, to the help text and to the docs."""
+    options = {
+        name: sorted(inspect.signature(command).parameters)
+        for name, command in {**COMMANDS, **DATA_COMMANDS}.items()
+    }
+    assert options == {
+        "run": [
+            "backbone", "batch_size", "benchmark", "checkpoint_every", "data", "device", "domains",
+            "keep_adapter", "method", "out", "precision", "resume", "samples", "seed", "set",
+            "severity", "weights",
+        ],
+        "compare": ["cost", "digits", "format", "out", "published", "runs"],
+        "list": ["json", "what"],
+        "demo": ["out", "seed"],
+        "data": ["action"],
+        "doctor": [],
+        "get": ["cache", "name"],
+        "make": ["clean", "corruptions", "device", "name", "out", "seed", "severities"],
+    }  # fmt: skip
+
+
+def test_help_is_quick_and_does_not_import_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "from bombus.cli import main; main()"]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0
+        assert "compare" in done.stdout
+        assert " torch\n" not in done.stderr
+    assert min(times) < 0.5
+
+
+def test_import_adds_little_to_torch() -> None:
+    code = (
+        "import time, torch; start = time.perf_counter(); import bombus; bombus.adapt; "
+        "print(time.perf_counter() - start)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.2
+
+
+def test_the_library_needs_neither_rich_nor_tyro_nor_matplotlib(tmp_path: Path) -> None:
+    code = f"""
+import sys
+for name in ("rich", "tyro", "matplotlib", "scipy"):
+    sys.modules[name] = None
+from pathlib import Path
+import bombus
+from bombus.runs import Run
+from bombus.settings import RunSettings
+settings = RunSettings(method="tent", domains=("fog",), samples=20, batch_size=10)
+print(Run(settings).execute(Path({str(tmp_path / "run")!r}))["mean_error"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 <= float(done.stdout) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "tnt"], "did you mean 'tent'?"),
+        (["run", "tent", "--backbone", "wrn-28-99x"], "There is no backbone named"),
+        (["run", "tent", "--domains", "rain"], "There is no domain named 'rain'"),
+        (["run", "tent", "--set", "lr"], "expected NAME=VALUE"),
+        (["run", "tent", "--set", "lr=quick"], "expected a float"),
+        (["run", "tent", "--device", "cuda:77"], "cuda:77"),
+        (["run", "tent", "--weights", "missing.pt"], "missing.pt"),
+        (["run", "tent", "--benchmark", "cifar10-c", "--data", "nowhere"], "nowhere"),
+        (["run", "tent", "--benchmark", "folder"], "--backbone NAME"),
+        (["run", "tent", "--benchmark", "imagenet-c", "--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_calls(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert words in fails([*arguments, "--out", str(out)], capsys)
+    assert not out.exists(), "a refused run left something behind"
+
+
+def test_broken_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tmp_path / "whole.safetensors"
+    save_weights(create("wrn-16-1", num_classes=10), whole)
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    other = tmp_path / "other.safetensors"
+    save_weights(create("wrn-10-1", num_classes=10), other)
+    trap, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(sprung),)
+
+    torch.save({"weights": Trap()}, trap)
+    raw_trap = tmp_path / "raw.pt"
+    raw_trap.write_bytes(pickle.dumps(Trap(), protocol=2))
+    for file in (cut, other, trap, raw_trap):
+        call = ["run", "tent", "--weights", str(file), "--out", str(tmp_path / "out")]
+        assert file.name in fails(call, capsys)
+    assert not sprung.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    call = ["run", "tent", *SHORT, "--out", str(out), "--keep-adapter"]
+    main(call)
+    capsys.readouterr()
+    (out / "run.json").unlink()  # as if it had been killed at the end
+    (state,) = (out / "checkpoint").glob("*.safetensors")
+    whole = state.read_bytes()
+    state.write_bytes(whole[: len(whole) // 2])
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert "is damaged" in fails([*call, "--resume"], capsys)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    state.write_bytes(whole)
+    main([*call, "--resume"])
+    assert (out / "run.json").exists()
+
+
+def test_an_unwritable_place_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    fails(["run", "source", *SHORT, "--out", str(tmp_path / "file" / "below")], capsys)
+
+
+def test_unknown_options_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["run", "tent", "--sede", "1"], ["rn"], ["run", "tent"], ["list", "metods"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["methods", "benchmarks", "backbones", "corruptions"])
+def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", what])
+    lines = capsys.readouterr().out.splitlines()
+    main(["list", what, "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) >= 3
+    assert all(any(line.startswith(row["name"]) for line in lines) for row in rows)
+
+
+def test_doctor_ends_well(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOMBUS_CACHE", str(tmp_path))
+    main(["doctor"])
+    said = capsys.readouterr().out
+    assert "PyTorch" in said
+    assert "bombus data make cifar10-c" in said
+
+
+def test_version_and_bare_call(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("bombus 0.")
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 0
+    assert "bombus demo" in capsys.readouterr().out
+
+
+def test_data_make_then_run(tmp_path: Path) -> None:
+    """From clean images in a published layout to a finished run, through the files on disk."""
+    chooser = np.random.default_rng(0)
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    rows = chooser.integers(0, 256, (30, 1024, 3), dtype=np.uint8)
+    Image.fromarray(rows).save(clean / "test_batch.png")
+    (clean / "test_lables.json").write_text(json.dumps([i % 10 for i in range(30)]))
+    made = tmp_path / "made"
+    names = ["brightness", "gaussian_noise"]
+    main([
+        "data", "make", "cifar10-c", "--clean", str(clean), "--out", str(made),
+        "--corruptions", *names, "--severities", "5", "--device", "cpu",
+    ])  # fmt: skip
+    weights = tmp_path / "wrn.safetensors"
+    save_weights(create("wrn-10-1", num_classes=10), weights)
+    main([
+        "run", "bn", "--benchmark", "cifar10-c", "--backbone", "wrn-10-1", "--weights",
+        str(weights), "--data", str(made), "--domains", *names, "--batch-size", "16",
+        "--out", str(tmp_path / "run"),
+    ])  # fmt: skip
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [d["samples"] for d in result["domains"]] == [30, 30]
+
+
+def test_a_folder_of_own_images(tmp_path: Path) -> None:
+    chooser = np.random.default_rng(0)
+    for domain in ("day", "night"):
+        for label in ("bee", "wasp", "fly"):
+            folder = tmp_path / "images" / domain / label
+            folder.mkdir(parents=True)
+            for i in range(4):
+                pixels = chooser.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    weights = tmp_path / "wrn.safetensors"
+    save_weights(create("wrn-10-1", num_classes=3), weights)
+    main([
+        "run", "tent", "--benchmark", "folder", "--backbone", "wrn-10-1", "--weights",
+        str(weights), "--data", str(tmp_path / "images"), "--out", str(tmp_path / "run"),
+    ])  # fmt: skip
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [(d["name"], d["samples"]) for d in result["domains"]] == [("day", 12), ("night", 12)]

@@ -1,0 +1,50 @@
+"""The gate's rules where the contract suite does not go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bombus.backbones.input import Input
+from bombus.errors import InputError
+from bombus.gate import check, input_of
+
+LIKE = torch.zeros(1)
+
+
+def test_a_dark_image_does_not_excuse_a_batch_of_the_wrong_scale() -> None:
+    x = torch.rand(8, 3, 4, 4) * 255
+    x[0] = 0
+    with pytest.raises(InputError, match="divide 8-bit values by 255"):
+        check(x, Input(), like=LIKE)
+
+
+def test_a_few_bad_samples_are_set_aside_with_their_reasons() -> None:
+    x = torch.rand(8, 3, 4, 4)
+    x[2, 0, 0, 0], x[5] = float("nan"), 40.0
+    gated = check(x, Input(), like=LIKE)
+    assert gated.kept == [0, 1, 3, 4, 6, 7]
+    assert "NaN" in gated.rejected[2]
+    assert "[40, 40]" in gated.rejected[5]
+
+
+def test_resampling_overshoot_is_no_offence() -> None:
+    x = torch.full((4, 3, 4, 4), 1.1)
+    x[0] = -0.1
+    assert not check(x, Input(), like=LIKE).rejected
+
+
+def test_a_fixed_size_is_enforced() -> None:
+    with pytest.raises(InputError, match="expects 32 x 32"):
+        check(torch.rand(2, 3, 16, 16), Input(size=32), like=LIKE)
+
+
+def test_channels_are_read_off_a_users_network() -> None:
+    assert input_of(nn.Sequential(nn.Conv2d(1, 4, 3))).channels == 1
+    assert input_of(nn.Linear(3, 3)).channels is None
+
+
+def test_double_models_take_doubles() -> None:
+    x = torch.rand(2, 3, 4, 4, dtype=torch.float64)
+    assert not check(x, Input(), like=LIKE.double()).rejected
