@@ -50,6 +50,7 @@ def test_options_are_pinned() -> None:
         ],
         "compare": ["cost", "digits", "format", "out", "published", "runs"],
         "list": ["json", "what"],
+        "results": ["check", "folder", "write"],
         "demo": ["out", "seed"],
         "data": ["action"],
         "doctor": [],

@@ -459,3 +459,20 @@ def test_the_large_network_in_two_shards() -> None:
     model = create("wrn-28-10", num_classes=10)
     load_weights(model, SHARED / "weights" / "cifar10-wrn-28-10-00001-of-00002.safetensors")
     assert clean_error(model, 20) <= 15
+
+
+def test_shards_may_lie_in_different_folders_when_all_are_given(tmp_path: Path) -> None:
+    model = create("wrn-10-1", num_classes=10)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    names = sorted(state)
+    files = []
+    for i, part in enumerate((names[:20], names[20:]), start=1):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        files.append(folder / f"net-{i:05d}-of-00002.safetensors")
+        save_file({name: state[name] for name in part}, files[-1])
+    other = create("wrn-10-1", num_classes=10)
+    load_weights(other, files)
+    assert state_sha256(other) == state_sha256(model)
+    with pytest.raises(WeightsError, match="there is no net-00002-of-00002"):
+        load_weights(other, files[:1])

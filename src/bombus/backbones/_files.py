@@ -22,16 +22,20 @@ State = dict[str, Tensor]
 
 
 def weight_files(paths: Sequence[Path]) -> list[Path]:
-    """The paths, each shard together with its siblings; every one there and not empty."""
+    """The paths, each shard together with its siblings; every one there and not empty.
+
+    A sibling that was given itself is taken from where it was given, else from beside the shard.
+    """
+    given = {Path(path).name: Path(path) for path in paths}
     files: list[Path] = []
     for path in map(Path, paths):
         family = [path]
         if match := _SHARD.fullmatch(path.name):
             total = int(match["total"])
-            family = [
-                path.with_name(f"{match['stem']}-{i:05d}-of-{total:05d}.safetensors")
-                for i in range(1, total + 1)
+            names = [
+                f"{match['stem']}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)
             ]
+            family = [given.get(name, path.with_name(name)) for name in names]
             missing = [shard.name for shard in family if not shard.is_file()]
             if path.is_file() and missing:
                 raise WeightsError(

@@ -14,6 +14,7 @@ from bombus.cli.data import data_get, data_make
 from bombus.cli.demo import demo
 from bombus.cli.doctor import doctor
 from bombus.cli.listing import list_names
+from bombus.cli.results import results
 from bombus.cli.run import run
 from bombus.errors import BombusError
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "compare": compare,
     "list": list_names,
+    "results": results,
     "demo": demo,
     "data": data,
     "doctor": doctor,

@@ -40,6 +40,7 @@ def compare(
     import sys
 
     from bombus.errors import ConfigError
+    from bombus.methods import place
     from bombus.report import table
     from bombus.report.records import find_runs, find_unfinished, read_run, write_file
 
@@ -47,7 +48,7 @@ def compare(
         raise ConfigError("Name the runs to compare, e.g. `bombus compare runs/tent runs/bee`.")
     if not 0 <= digits <= 6:
         raise ConfigError(f"Got --digits {digits}, expected 0 to 6.")
-    results = [read_run(path) for path in find_runs(runs)]
+    results = sorted(map(read_run, find_runs(runs)), key=lambda run: place(run.method))
     for folder in find_unfinished(runs):
         print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
     tables = table.make_tables(results, published=published, cost=cost, digits=digits)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from bombus.data.corruptions import NAMES
 from bombus.errors import DataError, UnknownNameError
 
 # A photograph from any camera fits; a file that would decode to gigabytes does not.
@@ -46,40 +47,16 @@ class ImageSet(Protocol):
         ...
 
 
-# The order of the published tables; the last four are the benchmark's extra corruptions.
-PUBLISHED_ORDER = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-    "speckle_noise",
-    "gaussian_blur",
-    "spatter",
-    "saturate",
-)
-
-
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
     """Published corruptions first and in their order, all other domains after them by name."""
-    rank = {name: place for place, name in enumerate(PUBLISHED_ORDER)}
+    rank = {name: place for place, name in enumerate(NAMES)}
     return tuple(sorted(names, key=lambda name: (rank.get(name, len(rank)), name)))
 
 
 def check_domain(domain: str, available: Sequence[str], where: Path) -> None:
     if domain in available:
         return
-    if domain in PUBLISHED_ORDER:
+    if domain in NAMES:
         raise DataError(
             f"The corruption {domain!r} is not in {where}, which holds: {', '.join(available)}."
         )

@@ -63,7 +63,7 @@ def make_cifar_c(
         "seed": seed,
         "generator": {
             "name": "bombus.data.corruptions",
-            "version": getattr(generator, "VERSION", 1),
+            "version": generator.VERSION,
             "constants": "cifar",
             "seed": seed,
             "ice": "drawn" if frost_photos is None else "photographs",

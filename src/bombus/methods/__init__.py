@@ -1,4 +1,8 @@
-"""All methods, by name. To add one: write methods/x.py and add its line to INDEX."""
+"""All methods, by name. To add one: write methods/x.py and add its line to INDEX.
+
+The methods' files are imported when a method is first asked for, so that the index itself costs
+nothing (tables need only the order of the names).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from bombus import checkpoint
-from bombus.backbones.input import Input
 from bombus.errors import UnknownNameError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from bombus.backbones.input import Input
     from bombus.methods.base import Adapter, BaseConfig, Source
 
 # One line a method, in the order in which tables list them.
@@ -44,14 +47,23 @@ def register(name: str) -> Callable[[type[Adapter]], type[Adapter]]:
 
 
 def known_methods() -> dict[str, type[Adapter]]:
-    """Every registered method, in the order of the index below."""
-    return dict(_METHODS)
+    """Every registered method, in the order of the index, then of registration."""
+    for module in INDEX:
+        import_module(f"bombus.methods.{module}")
+    return dict(sorted(_METHODS.items(), key=lambda item: place(item[0])))
+
+
+def place(name: str) -> int:
+    """Where tables list a method: a variant ("bee-paper") with its file, strangers last."""
+    file = name if name in INDEX else name.partition("-")[0]
+    return INDEX.index(file) if file in INDEX else len(INDEX)
 
 
 def find_method(name: str) -> type[Adapter]:
-    if name not in _METHODS:
-        raise UnknownNameError("method", name, _METHODS)
-    return _METHODS[name]
+    known = known_methods()
+    if name not in known:
+        raise UnknownNameError("method", name, known)
+    return known[name]
 
 
 def adapt(
@@ -76,9 +88,7 @@ def adapt(
 
 def load(folder: str | Path, model: nn.Module) -> Adapter:
     """Resume an adapter saved with `adapter.save(folder)`, given its source model."""
+    from bombus import checkpoint
+
     method = checkpoint.load_meta(Path(folder))["method"]
     return find_method(method).load(folder, model)
-
-
-for _module in INDEX:
-    import_module(f"bombus.methods.{_module}")

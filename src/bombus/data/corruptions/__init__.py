@@ -20,7 +20,9 @@ from bombus.data.corruptions.constants import TABLES, ConstantSet, Level
 from bombus.data.corruptions.random import Draws
 from bombus.errors import DataError, InputError, UnknownNameError
 
-__all__ = ["EXTRA", "NAMES", "STANDARD", "ConstantSet", "corrupt"]
+__all__ = ["EXTRA", "NAMES", "STANDARD", "VERSION", "ConstantSet", "corrupt"]
+
+VERSION = 1  # raised whenever a pixel changes, so that old and new files cannot mix in a folder
 
 Corruption = Callable[[Tensor, Draws, Level], Tensor]
 
@@ -51,6 +53,8 @@ _EXTRA: dict[str, Corruption | None] = {
 STANDARD: tuple[str, ...] = tuple(_STANDARD)
 EXTRA: tuple[str, ...] = tuple(_EXTRA)
 NAMES: tuple[str, ...] = STANDARD + EXTRA
+_CORRUPTIONS = _STANDARD | _EXTRA
+_PIXELS_AT_ONCE = 2**21  # 2,048 images of 32 px, 41 of 224 px: some 500 MB of intermediate values
 
 
 def corrupt(
@@ -77,10 +81,27 @@ def corrupt(
     _check(images, name, severity, index, constants)
     table = TABLES[name]
     level = (table.cifar if constants == "cifar" else table.imagenet)[severity - 1]
-    if len(images) == 0:
-        return images.clone()
-    draws = Draws(seed, f"{name}/{severity}", index.to(images.device))
-    corruption = (_STANDARD | _EXTRA)[name]
+    # The bytes do not depend on the batch, so a large one can go in pieces that fit the memory.
+    pixels = images.shape[2] * images.shape[3]
+    if name == "fog":
+        pixels = max(pixels, int(level[2]) ** 2)  # its map may be larger than the picture
+    piece = max(_PIXELS_AT_ONCE // max(pixels, 1), 1)
+    parts = zip(
+        torch.split(images, piece), torch.split(index.to(images.device), piece), strict=True
+    )
+    purpose = f"{name}/{severity}"
+    done = [
+        _corrupt_piece(part, name, level, Draws(seed, purpose, numbers), frost_photos)
+        for part, numbers in parts
+        if len(part)
+    ]
+    return torch.cat(done) if done else images.clone()
+
+
+def _corrupt_piece(
+    images: Tensor, name: str, level: Level, draws: Draws, frost_photos: Path | None
+) -> Tensor:
+    corruption = _CORRUPTIONS[name]
     if corruption is None:
         sheets = _ice_larger_than(images, level[2], frost_photos)
         values = weather.frost(images, draws, level, sheets)
@@ -104,8 +125,8 @@ def _ice_larger_than(images: Tensor, scale: float, photographs: Path | None) -> 
         else:
             raise DataError(
                 f"The frost photograph {ice.PHOTOGRAPHS[number]} is {rows} x {columns} px after "
-                f"scaling, too small for images of {height} x {width} px; leave frost_photos out for "
-                "drawn ice of any size."
+                f"scaling, too small for images of {height} x {width} px; leave frost_photos out "
+                "for drawn ice of any size."
             )
     return fitting
 
@@ -119,15 +140,15 @@ def _check(images: Tensor, name: str, severity: int, index: Tensor, constants: s
         raise InputError(f"The severity is {severity!r}; give a whole number from 1 to 5.")
     if images.dtype != torch.uint8:
         raise InputError(
-            f"The images are {images.dtype}; corruptions work on bytes, so give torch.uint8 in 0..255 "
+            f"The images are {images.dtype}; corruptions work on bytes, so give torch.uint8 "
             "(from [0, 1]: (images * 255).round().to(torch.uint8))."
         )
     if images.ndim != 4 or images.shape[1] != 3:
         raise InputError(
-            f"The images have shape {tuple(images.shape)}; give (N, 3, H, W), colour channels first."
+            f"The images have shape {tuple(images.shape)}; give (N, 3, H, W), channels first."
         )
     if index.shape != (len(images),) or index.is_floating_point():
         raise InputError(
-            f"The index is {index.dtype} of shape {tuple(index.shape)} for {len(images)} images; give "
-            "one whole number per image, such as torch.arange(len(images))."
+            f"The index is {index.dtype} of shape {tuple(index.shape)} for {len(images)} images; "
+            "give one whole number per image, such as torch.arange(len(images))."
         )

@@ -1,8 +1,8 @@
 """Defocus, glass, motion, zoom and Gaussian blur.
 
 Differs from the published generator in: sums are exact, so that a flat patch stays flat where the
-published floating-point sums may fall one level short; the shuffle of glass blur is resolved for all
-pixels at once (see `_shuffle_sources`), to the same result as its walk from pixel to pixel.
+published floating-point sums may fall one level short; the shuffle of glass blur is resolved for
+all pixels at once (see `_shuffle_sources`), to the same result as its walk from pixel to pixel.
 
 Legend: N images, H x W pixels; every function takes uint8 (N, 3, H, W) and returns 0 .. 255, real.
 """
@@ -39,8 +39,9 @@ def disk(radius: float, softness: float) -> filters.Array:
     for offset, weight in zip(offsets, weights / weights.sum(), strict=True):
         seen = filters.mirrored(np.arange(len(line)) + offset, len(line), False)
         np.add.at(soften, (np.arange(len(line)), seen), weight)
-    kernel: filters.Array = soften @ (full / full.sum()) @ soften.T
-    return kernel / kernel.sum()
+    kernel: filters.Array = soften @ full @ soften.T
+    kernel /= kernel.sum()
+    return kernel
 
 
 def motion_blur(images: Tensor, draws: Draws, level: Level) -> Tensor:
@@ -55,7 +56,7 @@ def zoom_blur(images: Tensor, draws: Draws, level: Level) -> Tensor:  # noqa: AR
     total = images.double()
     for factor in factors:
         total += filters.clipped_zoom(images, float(factor))
-    return total / (len(factors) + 1)
+    return filters.divided(total, len(factors) + 1)
 
 
 def glass_blur(images: Tensor, draws: Draws, level: Level) -> Tensor:

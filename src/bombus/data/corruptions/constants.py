@@ -1,4 +1,4 @@
-"""The published constants of CIFAR-C (32 px) and ImageNet-C (224 px), side by side, severity 1 to 5.
+"""The published constants of CIFAR-C (32 px) and ImageNet-C (224 px), for severity 1 to 5.
 
 Lengths are in pixels of the set they belong to and are not rescaled: a picture of another size gets
 the blur, the flakes and the displacements of the set it was asked for.
@@ -109,11 +109,23 @@ TABLES: dict[str, Table] = {
     "elastic_transform": Table(
         cifar=_scaled(
             32,
-            ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+            (
+                (0, 0, 0.08),
+                (0.05, 0.2, 0.07),
+                (0.08, 0.06, 0.06),
+                (0.1, 0.04, 0.05),
+                (0.1, 0.03, 0.03),
+            ),
         ),
         imagenet=_scaled(
             244,
-            ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
+            (
+                (2, 0.7, 0.1),
+                (2, 0.08, 0.2),
+                (0.05, 0.01, 0.02),
+                (0.07, 0.01, 0.02),
+                (0.12, 0.01, 0.02),
+            ),
         ),
     ),
     # side of the small picture, as a share of the full one

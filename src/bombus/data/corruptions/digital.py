@@ -24,12 +24,12 @@ from bombus.data.corruptions.random import Draws
 
 def brightness(images: Tensor, draws: Draws, level: Level) -> Tensor:  # noqa: ARG001
     (shift,) = level
-    colours = images.double() / 255
+    colours = images.double()
     value = colours.amax(dim=1, keepdim=True)
-    brighter = (value + shift).clamp_(max=1)
+    brighter = (value + shift * 255).clamp_(max=255)
     # Hue and saturation stay, so all three channels grow with the value; black has neither.
-    grown = colours * (brighter / value.clamp(min=1e-9))
-    return torch.where(value > 0, grown, brighter).mul_(255)
+    grown = colours * brighter / value.clamp(min=1)
+    return torch.where(value > 0, grown, brighter)
 
 
 def saturate(images: Tensor, draws: Draws, level: Level) -> Tensor:  # noqa: ARG001
@@ -49,13 +49,13 @@ def contrast(images: Tensor, draws: Draws, level: Level) -> Tensor:  # noqa: ARG
     (share,) = level
     height, width = images.shape[2:]
     total = images.sum(dim=(2, 3), keepdim=True, dtype=torch.int64)  # exact in any order
-    mean = total.double() / (height * width)
+    mean = filters.divided(total.double(), height * width)
     return (images.double() - mean) * share + mean
 
 
 def elastic_transform(images: Tensor, draws: Draws, level: Level) -> Tensor:
     displacement, sigma, jitter = level
-    count, _, height, width = images.shape
+    height, width = images.shape[2:]
     device = images.device
     y = torch.arange(height, device=device, dtype=torch.float64)[:, None]
     x = torch.arange(width, device=device, dtype=torch.float64)
@@ -121,7 +121,7 @@ def pixelate(images: Tensor, draws: Draws, level: Level) -> Tensor:  # noqa: ARG
 
 
 def _box_resize(images: Tensor, height: int, width: int) -> Tensor:
-    """Pillow's BOX filter: means of whole pixels, first along x, then along y, rounded each time."""
+    """Pillow's BOX filter: means of whole pixels, along x, then along y, rounded twice."""
     return _box_axis(_box_axis(images, width, 3), height, 2)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[np.float64]
+Border = Literal["nearest", "mirror"]  # aa|abc|cc or ba|abc|cb
 
 # Two passes of 18-bit weights over 16-bit inputs: 52 bits, which float64 holds exactly.
 _WEIGHT_GRID = 2.0**18
@@ -29,6 +31,15 @@ _FIXED_ONE = 2**22
 def snap(values: Tensor) -> Tensor:
     """Values in (-8, 8) put on the grid that `separable` sums exactly."""
     return (values * _VALUE_GRID).round_().mul_(1 / _VALUE_GRID)
+
+
+def divided(values: Tensor, by: float) -> Tensor:
+    """values / by, correctly rounded on every device.
+
+    CUDA divides by a plain number through its reciprocal, and 27 * 41 / 27 may then be cut to 40;
+    by a tensor it divides properly.
+    """
+    return values / torch.full((), by, dtype=torch.float64, device=values.device)
 
 
 def _on_grid(weights: Array, grid: float) -> Array:
@@ -57,8 +68,8 @@ def mirrored(position: NDArray[np.int64], size: int, repeat_edge: bool) -> NDArr
     return np.minimum(folded, period - folded - int(repeat_edge))
 
 
-def gaussian_matrix(size: int, sigma: float, truncate: float, border: str) -> Array:
-    """The Gaussian filter of one axis as a matrix; border "nearest" or "mirror" (edge repeated)."""
+def gaussian_matrix(size: int, sigma: float, truncate: float, border: Border) -> Array:
+    """The Gaussian filter of one axis as a matrix."""
     radius = int(truncate * sigma + 0.5)
     matrix = np.zeros((size, size))
     if radius == 0:
@@ -74,7 +85,9 @@ def gaussian_matrix(size: int, sigma: float, truncate: float, border: str) -> Ar
     return matrix
 
 
-def gaussian(images: Tensor, sigma: float, truncate: float = 4.0, border: str = "nearest") -> Tensor:
+def gaussian(
+    images: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest"
+) -> Tensor:
     """(..., H, W) smoothed; integers up to 255 or values from `snap`; float64, exact."""
     height, width = images.shape[-2:]
     return separable(
@@ -112,7 +125,7 @@ def fixed_point(weights: Iterable[float]) -> list[int]:
 
 
 def correlate(images: Tensor, kernel: Array) -> Tensor:
-    """(N, C, H, W) of bytes with a 2-D kernel summing to one, border dcb|abcd|cba; float64, exact."""
+    """(N, C, H, W) of bytes with a kernel summing to one, border dcb|abcd|cba; float64, exact."""
     height, width = images.shape[-2:]
     reach_y, reach_x = kernel.shape[0] // 2, kernel.shape[1] // 2
     device = images.device
@@ -156,4 +169,4 @@ def motion_blur(images: Tensor, radius: float, sigma: float, degrees: Tensor) ->
         total.add_(flat.gather(2, seen.expand_as(flat)), alpha=weight)
     # ImageMagick rounds to 16 bits (257 to a level); the published bytes are cut from those.
     sixteen_bits = (total.double() * (257 / _FIXED_ONE) + 0.5).floor_()
-    return (sixteen_bits / 257).floor_().reshape(images.shape)
+    return divided(sixteen_bits, 257).floor_().reshape(images.shape)

@@ -1,9 +1,10 @@
 """Sheets of ice for frost: five textures drawn here, or the original photographs from a folder.
 
 The published photographs are not ours to ship. Ours are drawn from noise of three kinds: clouds
-(thick and thin ice), grain (rime) and feathers (crystals that grow along a slowly turning direction),
-coloured and mixed so that colours, spread and smoothness match what the photographs do to a picture.
-They are drawn at full size; CIFAR-C reads every fifth pixel, as the published resizing does.
+(thick and thin ice), grain (rime) and feathers (crystals that grow along a slowly turning
+direction), coloured and mixed so that colours, spread and smoothness match what the photographs do
+to a picture. They are drawn at full size; CIFAR-C reads every fifth pixel, as the published
+resizing does.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def _read(folder: Path) -> list[NDArray[np.uint8]]:
     missing = [name for name in PHOTOGRAPHS if not (folder / name).is_file()]
     if missing:
         raise DataError(
-            f"The folder {str(folder)!r} lacks the frost photograph(s) {', '.join(missing)}; put the "
-            f"originals ({', '.join(PHOTOGRAPHS)}) there, or leave frost_photos out for drawn ice."
+            f"The folder {str(folder)!r} lacks the frost photograph(s) {', '.join(missing)}; put "
+            f"the originals ({', '.join(PHOTOGRAPHS)}) there, or leave frost_photos out for "
+            "drawn ice."
         )
     sheets = []
     for name in PHOTOGRAPHS:
@@ -111,12 +113,15 @@ def draw(sheet: Sheet, number: int) -> NDArray[np.uint8]:
 
 
 def _unit(field: _Array) -> _Array:
-    centred: _Array = field - field.mean()
-    return centred / centred.std()
+    unit: _Array = (field - field.mean()) / field.std()
+    return unit
 
 
 def _frequencies() -> tuple[_Array, _Array]:
-    return np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None, :]
+    """Cycles per pixel, down (V, 1) and across (1, U)."""
+    down: _Array = np.fft.fftfreq(_SIDE)[:, None].astype(np.float64)
+    across: _Array = np.fft.rfftfreq(_SIDE)[None, :].astype(np.float64)
+    return down, across
 
 
 def _shaped(random: np.random.Generator, amplitude: _Array) -> _Array:

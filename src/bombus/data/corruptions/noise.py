@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bombus.data.corruptions.constants import Level
+from bombus.data.corruptions.filters import divided
 from bombus.data.corruptions.random import Draws
 
 
@@ -46,11 +47,11 @@ def shot_noise(images: Tensor, draws: Draws, level: Level) -> Tensor:
     place = draws.uniform(*images.shape[1:]).add_(images)
     found = torch.searchsorted(sorted_steps, place, right=True)
     counts = found - images.long() * steps.shape[1]
-    return counts.double() / photons * 255
+    return divided(counts.double() * 255, photons)
 
 
 def poisson_steps(photons: float) -> Tensor:
-    """(256, K): row v holds P(X <= k), k = 0 .. K - 1, of the Poisson number of mean v/255*photons."""
+    """(256, K): row v holds P(X <= k) for k < K, X being Poisson with mean v / 255 * photons."""
     most = math.ceil(photons + 12 * math.sqrt(photons) + 20)  # beyond: less than the uniforms' grid
     mean = torch.arange(256, dtype=torch.float64)[:, None] / 255 * photons
     count = torch.arange(most, dtype=torch.float64)

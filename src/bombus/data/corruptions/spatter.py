@@ -49,7 +49,7 @@ def _colour(rgb: tuple[int, int, int], like: Tensor) -> Tensor:
 
 
 def _relief(drops: Tensor) -> Tensor:
-    """How light falls on drops (N, H, W) of bytes: an embossed map of the distance to their rims."""
+    """How light falls on drops, bytes (N, H, W): the embossed distance to their rims."""
     distance = _distance(_edges(drops.int())).clamp_(max=_FARTHEST << 16)
     # The mean of 3 x 3 distances, cut to whole pixels.
     smooth = _sum3x3(distance.long()) // (9 << 16)
@@ -57,12 +57,14 @@ def _relief(drops: Tensor) -> Tensor:
     return torch.div(2 * _sum3x3(embossed) + 9, 18, rounding_mode="floor").double()
 
 
-def _padded(values: Tensor, mode: str) -> Tensor:
+def _padded(values: Tensor, border: filters.Border) -> Tensor:
     """(N, H, W) with one more pixel on each side: "nearest" aa|abc|c or "mirror" b|abc|b."""
     for dim in (1, 2):
         size = values.shape[dim]
         place = np.arange(-1, size + 1)
-        seen = place.clip(0, size - 1) if mode == "nearest" else filters.mirrored(place, size, False)
+        seen = (
+            place.clip(0, size - 1) if border == "nearest" else filters.mirrored(place, size, False)
+        )
         values = values.index_select(dim, torch.from_numpy(seen).to(values.device))
     return values
 
@@ -87,7 +89,7 @@ def _emboss(values: Tensor) -> Tensor:
 
 
 def _edges(values: Tensor, low: int = 50, high: int = 150) -> Tensor:
-    """Canny's edges of int32 (N, H, W): Sobel slopes, thinned, strong ones and what hangs on them."""
+    """Canny's edges of int32 (N, H, W): Sobel slopes, thinned; strong ones and their weak ends."""
     padded = _padded(values, "nearest")
     east = _neighbour(padded, -1, 1) + 2 * _neighbour(padded, 0, 1) + _neighbour(padded, 1, 1)
     west = _neighbour(padded, -1, -1) + 2 * _neighbour(padded, 0, -1) + _neighbour(padded, 1, -1)
@@ -109,7 +111,9 @@ def _edges(values: Tensor, low: int = 50, high: int = 150) -> Tensor:
         return (steepness > before) & ((steepness >= after) if ties else (steepness > after))
 
     diagonal = torch.where(falling, peak(1, 1, False), peak(1, -1, False))
-    thin = torch.where(across_x, peak(0, 1, True), torch.where(across_y, peak(1, 0, True), diagonal))
+    thin = torch.where(
+        across_x, peak(0, 1, True), torch.where(across_y, peak(1, 0, True), diagonal)
+    )
     weak = thin & (steepness > low)
     edges = weak & (steepness > high)
     while True:  # grow the strong edges along the weak ones; ends in the same set for any batch
@@ -145,6 +149,6 @@ def _equalised(values: Tensor) -> Tensor:
     lowest = bins.gather(1, first)
     rest = height * width - lowest
     below = bins.cumsum(dim=1) - lowest
-    table = (below.clamp(min=0) * 255.0 / rest.clamp(min=1)).round()
+    table = (below.clamp(min=0).double() * 255 / rest.clamp(min=1)).round()
     table = torch.where(rest == 0, first.to(table.dtype), table)  # a single level stays
     return table.long().gather(1, flat).reshape(values.shape)

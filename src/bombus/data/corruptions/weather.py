@@ -57,9 +57,10 @@ def fog(images: Tensor, draws: Draws, level: Level) -> Tensor:
     while side < max(height, width):
         side *= 2
     mist = _plasma(draws, side, decay)[:, None, :height, :width]
-    colours = images.double() / 255
+    colours = images.double()
     brightest = colours.amax(dim=(1, 2, 3), keepdim=True)
-    return (colours + mist * strength) * (brightest / (brightest + strength)) * 255
+    white = 255 * strength
+    return (colours + mist * white) * (brightest / (brightest + white))
 
 
 def _plasma(draws: Draws, side: int, decay: float) -> Tensor:

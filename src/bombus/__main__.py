@@ -1,0 +1,5 @@
+"""`python -m bombus` is `bombus`."""
+
+from bombus.cli import main
+
+main()

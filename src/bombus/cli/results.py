@@ -1,0 +1,84 @@
+"""bombus results: the ledger, and the tables in the documents that are made from it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from bombus.errors import DataError
+
+# A table in a document stands between the command that makes it and an end mark.
+_BLOCK = re.compile(
+    r"(?P<open><!-- (?P<command>bombus compare [^\n]*?) -->\n)(?P<table>.*?)(?P<close><!-- end -->)",
+    re.DOTALL,
+)
+
+
+def results(
+    folder: tyro.conf.Positional[Path] = Path("results"),
+    /,
+    *,
+    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    write: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """List the results ledger, or hold the documents' tables against it.
+
+    A table in README.md or docs/*.md stands below a comment with the `bombus compare` command that
+    makes it; run this from the folder that holds README.md.
+
+    Args:
+        folder: the ledger: one JSON file a run.
+        check: fail if a table in README.md or docs/*.md is not what its command prints.
+        write: put what its command prints in the place of each such table.
+    """
+    if check or write:
+        _documents(write)
+        return
+    from bombus.methods import place
+    from bombus.report.groups import group_runs, split_by_task
+    from bombus.report.records import find_runs, read_run
+
+    runs = sorted(map(read_run, find_runs([folder])), key=lambda run: place(run.method))
+    for task in split_by_task(runs):
+        print(f"{task[0].benchmark}, {task[0].backbone}")
+        for group in group_runs(task):
+            mean = sum(run.mean_error for run in group.runs) / len(group.runs)
+            print(f"  {group.label:<40} {mean:6.2f}")
+
+
+def _documents(write: bool) -> None:
+    stale, count = [], 0
+    for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+        if not path.exists():
+            raise DataError(f"There is no {path} here; run this from the repository's root.")
+        text = path.read_text(encoding="utf-8")
+        fresh = _BLOCK.sub(_remake, text)
+        count += len(_BLOCK.findall(text))
+        if fresh != text:
+            stale.append(str(path))
+            if write:
+                path.write_text(fresh, encoding="utf-8")
+    if stale and not write:
+        raise DataError(
+            f"Tables in {', '.join(stale)} differ from the ledger; run `bombus results --write`."
+        )
+    print(f"{count} tables agree with the ledger" + (f"; wrote {stale}" if stale else ""))
+
+
+def _make(command: str) -> str:
+    from bombus.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main(shlex.split(command)[1:])
+    return printed.getvalue().rstrip("\n") + "\n"
+
+
+def _remake(block: re.Match[str]) -> str:
+    return block["open"] + _make(block["command"]) + block["close"]

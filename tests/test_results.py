@@ -1,0 +1,47 @@
+"""The ledger: what the documents show is what it holds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bombus.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_tables_in_the_documents_agree_with_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    main(["results", "--check"])
+    assert capsys.readouterr().out.startswith("2 tables agree")
+
+
+def test_a_typed_number_is_found_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    text = (ROOT / "README.md").read_text()
+    wrong = text.replace("| **29.9** |", "| **19.9** |")
+    assert wrong != text
+    (tmp_path / "README.md").write_text(wrong)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["results", "--check"])
+    assert stop.value.code == 2
+    assert "README.md differ from the ledger" in capsys.readouterr().err
+    main(["results", "--write"])
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def test_lists_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    main(["results"])
+    said = capsys.readouterr().out
+    assert "cifar10-c, wrn-28-10" in said
+    assert "tent (3 seeds)" in said
