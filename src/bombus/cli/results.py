@@ -15,7 +15,8 @@ from bombus.errors import DataError
 
 # A table in a document stands between the command that makes it and an end mark.
 _BLOCK = re.compile(
-    r"(?P<open><!-- (?P<command>bombus compare [^\n]*?) -->\n)(?P<table>.*?)(?P<close><!-- end -->)",
+    r"(?P<open><!-- (?P<command>bombus compare [^\n]*?) -->\n)"
+    r"(?P<table>.*?)(?P<close><!-- end -->)",
     re.DOTALL,
 )
 
