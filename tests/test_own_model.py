@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import bombus
-from bombus import Adapter, register
-from bombus.methods import _METHODS
 from own_resnet import OwnResNet
 from tiny import noise_batches, tree_hash
 
@@ -66,31 +65,58 @@ def test_a_declared_range_lets_normalised_images_in() -> None:
     assert adapter(x).isfinite().all()
 
 
+THROWAWAY = """
+from bombus.methods import register
+from bombus.methods.base import Adapter
+
+
+@register("throwaway")
+class Throwaway(Adapter):
+    def step(self, x):
+        return self.answer(x)
+
+    def forward(self, x):
+        return -self.model(x)
+"""
+
+EVERYWHERE = """
+import sys
+import throwaway
+from bombus.cli import main
+
+out = sys.argv[1]
+short = ["--samples", "20", "--batch-size", "10", "--domains", "fog"]
+main(["list", "methods"])
+main(["run", "throwaway", *short, "--out", out])
+main(["compare", out])
+"""
+
+
 def test_a_method_in_two_files_is_picked_up_everywhere(tmp_path: Path) -> None:
-    """The method file is the class below; the line in the index is the decorator's work here."""
-
-    @register("throwaway")
-    class Throwaway(Adapter):
-        def step(self, x: Tensor) -> Tensor:
-            return self.answer(x)
-
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.model(x)
-            return -logits
-
-    try:
-        from bombus.cli import main
-        from bombus.report.records import read_run
-
-        assert "throwaway" in bombus.known_methods()
-        out = tmp_path / "run"
-        options = ["--samples", "20", "--batch-size", "10", "--domains", "fog", "--out", str(out)]
-        main(["run", "throwaway", *options])
-        assert read_run(out).method == "throwaway"
-        main(["compare", str(out), "--out", str(tmp_path / "table.txt")])
-        assert "throwaway" in (tmp_path / "table.txt").read_text()
-        main(["list", "methods"])
-        contract = Path(__file__).parent / "contract" / "test_contract.py"
-        assert "sorted(bombus.known_methods())" in contract.read_text()
-    finally:
-        del _METHODS["throwaway"]
+    """The method's file is written here; importing it stands for its line in the index."""
+    (tmp_path / "throwaway.py").write_text(THROWAWAY)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", EVERYWHERE, str(tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    listed, table = done.stdout.split("mean error")
+    assert "throwaway" in listed
+    assert "throwaway" in table
+    contract = Path(__file__).parent / "contract"
+    suite = [sys.executable, "-m", "pytest", str(contract), "-p", "throwaway", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*suite, "-k", "throwaway and not process and not memory"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
