@@ -46,13 +46,17 @@ def test_options_are_pinned() -> None:
         "run": [
             "backbone", "batch_size", "benchmark", "checkpoint_every", "data", "device", "domains",
             "keep_adapter", "method", "out", "precision", "resume", "samples", "seed", "set",
-            "severity", "weights",
+            "severity", "source", "weights",
         ],
         "compare": ["cost", "digits", "format", "out", "published", "runs"],
         "list": ["json", "what"],
         "results": ["check", "folder", "write"],
         "demo": ["out", "seed"],
         "data": ["action"],
+        "warmup": [
+            "backbone", "batch_size", "benchmark", "data", "device", "method", "out", "precision",
+            "seed", "set", "weights",
+        ],
         "doctor": [],
         "get": ["cache", "name"],
         "make": ["clean", "corruptions", "device", "name", "out", "seed", "severities"],

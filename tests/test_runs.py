@@ -34,7 +34,7 @@ def measured_aside(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     batches = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
     result = json.loads((folder / "run.json").read_text())
     for record in batches:
-        del record["ms"]
+        del record["ms"], record["phases_ms"]
     del result["cost"]["ms_per_batch"], result["cost"]["peak_memory_mb"], result["command"]
     return batches, result
 

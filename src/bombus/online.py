@@ -28,7 +28,7 @@ def adapt_online(
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     for batch in batches:
         x = batch.x.to(device)
-        with timed(device) as watch, _autocast(device, precision):
+        with timed(device) as watch, autocast(device, precision):
             logits = adapter(x)
         counts = count_errors(logits, batch.y, batch.domains)
         yield {
@@ -37,10 +37,11 @@ def adapt_online(
             "signals": adapter.last.signals,
             "events": list(adapter.last.events),
             "ms": round(watch.ms, 3),
+            "phases_ms": adapter.last.phases,
         }
 
 
-def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     if precision != "bf16":
         return nullcontext()
     # Without the cache: a method that steps twice in one call would see stale copies of weights.

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -30,14 +30,15 @@ from bombus.backbones import create
 from bombus.backbones.weights import load_weights
 from bombus.data.benchmarks import Benchmark, find_benchmark
 from bombus.data.images import ImageSet
+from bombus.data.source import SourceBatches
 from bombus.data.stream import Stream
 from bombus.errors import CheckpointError, ConfigError, WeightsError
 from bombus.methods import find_method
 from bombus.methods.base import Adapter
 from bombus.metrics.cost import peak_memory_mb, typical_ms
 from bombus.metrics.error import ErrorMeter
-from bombus.online import adapt_online
-from bombus.settings import RunSettings, make_config, pick_device
+from bombus.online import adapt_online, autocast
+from bombus.settings import RunSettings, make_config, pick_device, to_device
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,45 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+
+
+def warm(settings: RunSettings, out: Path) -> None:
+    """Prepare BEE on source images and keep what it learnt in a file."""
+    from bombus.methods._warmup import save_warmup
+    from bombus.methods.bee import Bee
+
+    benchmark = find_benchmark(settings.benchmark)
+    device = pick_device(settings.device)
+    method = find_method(settings.method)
+    if not issubclass(method, Bee):
+        raise ConfigError(f"{settings.method} has no warm-up; bee and bee-paper have.")
+    backbone = _choose_backbone(settings, benchmark)
+    network = create(backbone, num_classes=benchmark.classes or 0)
+    load_weights(network, _choose_weights(settings, benchmark))
+    model = to_device(network, device)
+    config = make_config(method, benchmark.name, settings)
+    batch_size = settings.batch_size or benchmark.batch_size
+    with autocast(device, settings.precision):
+        source = find_source(method, config, settings, batch_size)
+        save_warmup(method(model, config, source=source), out)
+
+
+def find_source(method: type[Adapter], config: Any, settings: RunSettings, batch_size: int) -> Any:
+    """What a method gets to prepare on: nothing, a warm-up file, or batches of training images."""
+    if method.needs == "none":
+        return None
+    given = settings.source
+    if given is None:
+        embedded = find_benchmark(settings.benchmark).warmup
+        fits = embedded is not None and settings.backbone is None and not settings.weights
+        return embedded if fits and method.name == "bee" else None
+    if given.is_file():
+        return given
+    variant: Literal["cifar10", "cifar100"] = (
+        "cifar100" if settings.benchmark == "cifar100-c" else "cifar10"
+    )
+    images = getattr(config, "warmup_images", None)
+    return SourceBatches(given, variant, batch_size, images=images, seed=settings.seed)
 
 
 class Run:
@@ -77,9 +117,7 @@ class Run:
         )
         sizes = {d: self.images.size(d) for d in self.stream.domains}
         self.plan_domains = [pieces[0].domain for pieces in self.stream.plan(sizes)]
-        # Channels last is how a GPU's matrix units want images; it changes no result's meaning.
-        layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
-        self.model = model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        self.model = to_device(model, self.device)
         self.method = method
 
     def execute(
@@ -153,7 +191,7 @@ class Run:
     def _restore(self, log: Path, saved: Path) -> tuple[Adapter, list[dict[str, Any]]]:
         if not (saved / checkpoint.MANIFEST).exists():
             log.write_bytes(b"")
-            return self.method(self.model, self.config), []
+            return self._adapter(), []
         length = checkpoint.load_meta(saved)["log_bytes"]
         with log.open("rb+") as file:
             file.truncate(length)
@@ -164,6 +202,11 @@ class Run:
                 "bytes); start the run anew in another folder."
             )
         return self.method.load(saved, self.model), records
+
+    def _adapter(self) -> Adapter:
+        source = find_source(self.method, self.config, self.settings, self.stream.batch_size)
+        with autocast(self.device, self.settings.precision):
+            return self.method(self.model, self.config, source=source)
 
     def _progress(self, record: dict[str, Any], meter: ErrorMeter, done: int) -> Progress:
         domain, total = self.plan_domains[done - 1], len(self.plan_domains)

@@ -25,6 +25,7 @@ class RunSettings:
     backbone: str | None = None
     weights: tuple[Path, ...] = ()
     data: Path | None = None
+    source: Path | None = None  # clean training images, or a warm-up file
     domains: tuple[str, ...] = ()
     severity: int = 5
     samples: int | None = None
@@ -37,7 +38,11 @@ class RunSettings:
     def to_dict(self) -> dict[str, Any]:
         as_text = {"weights": [p.name for p in self.weights], "domains": list(self.domains)}
         # Files may be moved between a kill and a resume: their names count, not their folders.
-        return {**asdict(self), **as_text, "data": self.data.name if self.data else None}
+        folders = {
+            "data": self.data.name if self.data else None,
+            "source": self.source.name if self.source else None,
+        }
+        return {**asdict(self), **as_text, **folders}
 
 
 def pick_device(name: str) -> torch.device:
@@ -91,3 +96,10 @@ def parse_setting(text: str, kind: Any, what: str) -> Any:
     except (KeyError, ValueError):
         expected = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"Got {text!r} for {what}, expected a {expected}.") from None
+
+
+def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Channels last is how a GPU's matrix units want images; it changes no result's meaning."""
+    layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
+    moved: torch.nn.Module = model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    return moved

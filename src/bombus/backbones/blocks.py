@@ -54,7 +54,7 @@ def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[s
         if twice := [name for name in blocks if blocks.count(name) > 1]:
             raise ConfigError(f"The block {twice[0]!r} was given twice.")
     else:
-        blocks = _stages(model, "")
+        blocks = _stages(model, "") or _small_stages(model)
     if not blocks:
         top = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ConfigError(
@@ -203,6 +203,18 @@ def _stages(module: nn.Module, prefix: str) -> tuple[str, ...]:
     names = [f"{prefix}{name}" for name, _ in found]
     alike = len(found) >= 3 and len({_signature(child) for _, child in found}) == 1
     return _joined(names) if alike or len(names) > _MANY else tuple(names)
+
+
+def _small_stages(model: nn.Module) -> tuple[str, ...]:
+    """Piles of one weight each, as small networks have them: stages if there are several."""
+    piles = [
+        name
+        for name, child in model.named_children()
+        if isinstance(child, nn.Sequential)
+        and not _NOT_A_STAGE.fullmatch(name)
+        and any(p.ndim == 4 for p in child.parameters())
+    ]
+    return tuple(piles) if len(piles) >= 2 else ()
 
 
 def _is_stage(name: str, module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from bombus.cli.doctor import doctor
 from bombus.cli.listing import list_names
 from bombus.cli.results import results
 from bombus.cli.run import run
+from bombus.cli.warmup import warmup
 from bombus.errors import BombusError
 
 DESCRIPTION = """Keep a vision classifier accurate while the world changes: continual test-time
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "results": results,
     "demo": demo,
     "data": data,
+    "warmup": warmup,
     "doctor": doctor,
 }
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"get": data_get, "make": data_make}

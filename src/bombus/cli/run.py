@@ -17,6 +17,7 @@ def run(
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     data: Path | None = None,
+    source: Path | None = None,
     domains: tuple[str, ...] = (),
     severity: int = 5,
     samples: int | None = None,
@@ -40,6 +41,8 @@ def run(
         backbone: the network, if not the benchmark's own (see `bombus list backbones`).
         weights: the trained network's file, or its shards: safetensors or .pt.
         data: folder of the benchmark's images; by default where `bombus data` puts them.
+        source: for methods that prepare on source data: a folder of clean training images, or a
+            file made by `bombus warmup`. Others never see it.
         domains: which corruptions, in this order; by default the 15 standard ones.
         severity: of the corruptions, 1 to 5.
         samples: images a domain, drawn by the seed; by default all.
@@ -62,6 +65,7 @@ def run(
         backbone=backbone,
         weights=weights,
         data=data,
+        source=source,
         domains=domains,
         severity=severity,
         samples=samples,
@@ -69,7 +73,7 @@ def run(
         seed=seed,
         device=device,
         precision=precision,
-        set=_pairs(set),
+        set=pairs(set),
     )
     prepared = Run(settings)
     with RunView(method) as view:
@@ -86,7 +90,7 @@ def run(
     )
 
 
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+def pairs(texts: tuple[str, ...]) -> dict[str, str]:
     from bombus.errors import ConfigError
 
     pairs = {}

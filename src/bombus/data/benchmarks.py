@@ -21,6 +21,7 @@ class Benchmark:
     backbone: str | None  # None: the user's to say
     open: Callable[[Path | None], ImageSet]
     weights: tuple[Path, ...] = ()  # embedded; other benchmarks' weights are the user's to give
+    warmup: Path | None = None  # embedded, for methods that would need source images
     domains: tuple[str, ...] | None = STANDARD  # None: all that the images have
 
 
@@ -64,8 +65,7 @@ def _folder(folder: Path | None) -> ImageSet:
     return ImageFolder(folder)
 
 
-def _demo_weights() -> Path:
-    return Path(__file__).parents[1] / "demo" / "wrn-16-1.safetensors"
+_EMBEDDED = Path(__file__).parents[1] / "demo"
 
 
 BENCHMARKS = {
@@ -78,7 +78,8 @@ BENCHMARKS = {
             batch_size=100,
             backbone="wrn-16-1",
             open=_demo,
-            weights=(_demo_weights(),),
+            weights=(_EMBEDDED / "wrn-16-1.safetensors",),
+            warmup=_EMBEDDED / "bee-warmup.safetensors",
         ),
         Benchmark(
             name="cifar10-c",

@@ -24,6 +24,7 @@ INDEX = (
     "source",
     "bn",
     "tent",
+    "bee",
 )
 
 _METHODS: dict[str, type[Adapter]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -22,11 +22,22 @@ def make_optimizer(
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> bool:
     """One step down the loss, unless the gradient is not finite: then nothing changes."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return apply_gradients(gradients, parameters, optimizer)
+
+
+def apply_gradients(
+    gradients: Sequence[Tensor | None],
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> bool:
+    """One step with gradients at hand; False, and no change, where one of them is not finite."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not bool(torch.isfinite(torch.nn.utils.get_total_norm(present))):
+        return False
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.grad = gradient
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    finite = bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return finite
+    return True

@@ -12,8 +12,10 @@ over time, and gets all of the above, the input gate and exact save/resume from 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,6 +60,7 @@ class Report:
     rejected: dict[int, str] = field(default_factory=dict)  # position in the batch -> why
     events: tuple[dict[str, Any], ...] = ()  # rare things worth a line in the log
     signals: dict[str, float] = field(default_factory=dict)  # one number a batch: losses and such
+    phases: dict[str, float] = field(default_factory=dict)  # milliseconds by part of the step
 
 
 class Adapter(ABC):
@@ -65,6 +68,7 @@ class Adapter(ABC):
     Config: ClassVar[type[BaseConfig]] = BaseConfig
     needs: ClassVar[Access] = "none"
     predicts: ClassVar[Literal["before update", "after update"]] = "before update"
+    source_optional: ClassVar[bool] = False  # there is a documented way without source data
     cheap: ClassVar[bool] = True  # cheap enough for the demo on two cores
     stateful: ClassVar[tuple[str, ...]] = ("model",)
     # Passes over one batch; a method whose settings decide makes properties of them.
@@ -92,12 +96,13 @@ class Adapter(ABC):
         self.last = Report()
         self._events: list[dict[str, Any]] = []
         self._signals: dict[str, float] = {}
+        self._phases: dict[str, float] = {}
         self._classes: int | None = getattr(model, "num_classes", None)
         with torch.inference_mode(False), torch.enable_grad():
             self.model = deepcopy(model).eval().requires_grad_(False)
             self.setup()
             if state is None:
-                if self.needs != "none":
+                if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
                 self.prepare(source if self.needs != "none" else None)
                 self._fresh = _state.clone(self.state_dict())
@@ -132,17 +137,25 @@ class Adapter(ABC):
     def signal(self, **values: float) -> None:
         self._signals.update(values)
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the step. Approximate on a GPU, whose queue is not emptied for it."""
+        start = time.perf_counter()
+        yield
+        spent = 1000 * (time.perf_counter() - start)
+        self._phases[name] = round(self._phases.get(name, 0.0) + spent, 3)
+
     # What a user calls
 
     def __call__(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
-        self._events, self._signals = [], {}
+        self._events, self._signals, self._phases = [], {}, {}
         with torch.inference_mode(False), torch.enable_grad():
             clean = _clean(x, gated)
             logits = self.step(clean).detach() if len(clean) else None
         for position, reason in gated.rejected.items():
             self.event("rejected", sample=position, reason=reason)
-        self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals)
+        self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals, self._phases)
         return self._scatter(logits, gated, x)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -153,7 +166,7 @@ class Adapter(ABC):
         return self._scatter(logits, gated, x)
 
     def reset(self) -> None:
-        self.load_state_dict(_state.clone(self._fresh))
+        self.load_state_dict(self._fresh)
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes over time. Frozen parameters are the source model's and stay out."""
@@ -167,7 +180,9 @@ class Adapter(ABC):
             )
         with torch.no_grad():
             for name, packed in state.items():
-                setattr(self, name, _state.unpack(packed, getattr(self, name), name))
+                # A clone: two adapters given the same state must not come to share it.
+                own = _state.unpack(_state.clone(packed), getattr(self, name), name)
+                setattr(self, name, own)
 
     def save(self, folder: str | Path, **notes: int | str) -> None:
         """Store everything, crash-safe; `notes` go into the header beside it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from bombus.report.records import read_batches, read_run, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow (too pale for a thin line), then three of Tol's: they
 # differ in lightness too, so that everyone can tell them apart.
@@ -41,6 +43,15 @@ class Visit:
     domain: str
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A visit with the batches in it; `x` is the middle of each."""
+
+    visit: Visit
+    x: NDArray[np.float64]
+    records: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -83,18 +94,15 @@ def stream_figure(runs: Sequence[Path], out: Path, *, window: int | None = None)
 
 
 def _curve(records: Sequence[dict[str, Any]], window: int | None) -> Curve:
-    visits, xs, errors = [], [], []
-    seen = 0
-    for domain, batches in itertools.groupby(records, key=_main_domain):
-        counts = [_totals(batch) for batch in batches]
+    stretches = find_stretches(records)
+    errors = []
+    for stretch in stretches:
+        counts = [_totals(record) for record in stretch.records]
         wrong = np.array([w for w, _ in counts], dtype=np.float64)
         samples = np.array([n for _, n in counts], dtype=np.float64)
-        start, seen = seen, seen + int(samples.sum())
-        visits.append(Visit(domain, start, seen))
-        xs.append(start + np.cumsum(samples) - samples / 2)
         width = window or max(5, len(counts) // 8)
         errors.append(100 * _running_sum(wrong, width) / _running_sum(samples, width))
-    return Curve(tuple(visits), tuple(xs), tuple(errors))
+    return Curve(tuple(s.visit for s in stretches), tuple(s.x for s in stretches), tuple(errors))
 
 
 def _average(curves: Sequence[Curve]) -> Curve:
@@ -128,18 +136,9 @@ def _totals(record: dict[str, Any]) -> tuple[int, int]:
 
 
 def _draw(groups: Sequence[Group], curves: Sequence[Curve], out: Path) -> list[Path]:
-    try:
-        import matplotlib.style
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BombusError(
-            "Figures need matplotlib, which is not installed: pip install 'bombus[figures]'"
-        ) from None
-    # The library's own defaults, whatever the user's are, and those put back afterwards.
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(10.0, 4.8), layout="constrained")
+    with drawing((10.0, 4.8)) as figure:
         axes = figure.add_subplot()
-        _draw_domains(axes, curves[0].visits)
+        draw_domains(axes, curves[0].visits)
         looks = itertools.product(DASHES, COLOURS)
         for group, curve in zip(groups, curves, strict=True):
             is_source = group.method == "source"
@@ -154,38 +153,78 @@ def _draw(groups: Sequence[Group], curves: Sequence[Curve], out: Path) -> list[P
             # A domain of one batch is a point, which no line would show.
             marker = "." if min(map(len, curve.x)) == 1 else None
             axes.plot(x, y, label=label, linewidth=1.2, marker=marker, **look)
-        axes.set_xlim(0, curves[0].visits[-1].end)
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
-        axes.set_xlabel("images seen")
         axes.set_ylabel("error (%)")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+        label_images_seen(axes)
         figure.legend(
             loc="outside right upper", frameon=False, title="mean error (%)", alignment="left"
         )
-        paths = []
-        for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=suffix, dpi=150, metadata=metadata)
-            path = out.with_name(f"{out.name}.{suffix}")
-            write_file(path, buffer.getvalue())
-            paths.append(path)
-    return paths
+        return save_pictures(figure, out)
 
 
-def _draw_domains(axes: Axes, visits: Sequence[Visit]) -> None:
+# What every picture of a stream shares
+
+
+def find_stretches(records: Sequence[dict[str, Any]]) -> list[Stretch]:
+    stretches = []
+    seen = 0
+    for domain, group in itertools.groupby(records, key=_main_domain):
+        batches = list(group)
+        samples = np.array([_totals(record)[1] for record in batches], dtype=np.float64)
+        start, seen = seen, seen + int(samples.sum())
+        centres = start + np.cumsum(samples) - samples / 2
+        stretches.append(Stretch(Visit(domain, start, seen), centres, batches))
+    return stretches
+
+
+@contextmanager
+def drawing(inches: tuple[float, float]) -> Iterator[Figure]:
+    """An empty figure in our style, whatever the user's is; that is put back afterwards."""
+    try:
+        import matplotlib.style
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BombusError(
+            "Figures need matplotlib, which is not installed: pip install 'bombus[figures]'"
+        ) from None
+    with matplotlib.style.context(["default", STYLE]):
+        yield Figure(figsize=inches, layout="constrained")
+
+
+def draw_domains(axes: Axes, visits: Sequence[Visit], *, names: bool = True) -> None:
+    """A light band behind every other domain, its name above, and the axes' common look."""
+    axes.set_xlim(0, visits[-1].end)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
     for number, visit in enumerate(visits):
         if number % 2 == 0:
             axes.axvspan(visit.start, visit.end, color="#f2f2f2", linewidth=0, zorder=0)
-        axes.annotate(
-            visit.domain.replace("_", " "),
-            ((visit.start + visit.end) / 2, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-3, 3),
-            textcoords="offset points",
-            rotation=40,
-            rotation_mode="anchor",
-            fontsize=8,
-            color="#404040",
-        )
+        if names:
+            axes.annotate(
+                visit.domain.replace("_", " "),
+                ((visit.start + visit.end) / 2, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-3, 3),
+                textcoords="offset points",
+                rotation=40,
+                rotation_mode="anchor",
+                fontsize=8,
+                color="#404040",
+            )
+
+
+def label_images_seen(axes: Axes) -> None:
+    axes.set_xlabel("images seen")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def save_pictures(figure: Figure, out: Path) -> list[Path]:
+    """OUT.svg and OUT.png, without anything that changes from one time to the next."""
+    paths = []
+    for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=suffix, dpi=150, metadata=metadata)
+        path = out.with_name(f"{out.name}.{suffix}")
+        write_file(path, buffer.getvalue())
+        paths.append(path)
+    return paths

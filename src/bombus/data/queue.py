@@ -1,0 +1,128 @@
+"""The most recent test images, in a quarter of the memory where that loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SampleQueue:
+    """A ring of the last `capacity` images, from which batches are drawn at random.
+
+    Test images come from 8-bit files as k / 255, so a byte a pixel holds them exactly. Whether it
+    does is checked bit for bit on every push; the first batch that is not of this kind turns the
+    queue to the images' own dtype, for good. What is drawn always equals what was pushed. Images
+    of another shape, dtype or device than those in the queue cannot share a batch with them: they
+    start it anew. Memory is taken once, at the first push, for all `capacity` images.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"Got a queue of {capacity} images, expected at least 1.")
+        self.capacity = capacity
+        self._ring: Tensor | None = None  # (capacity, C, H, W): bytes, or as pushed
+        self._like = torch.empty(0)  # no images, with the dtype, shape and device of one
+        self._next = 0  # where the next image goes
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, x: Tensor) -> None:
+        """Add a batch; the oldest images go where there is no room."""
+        if not len(x):
+            return
+        x = x.detach()[-self.capacity :]
+        ring = self._ring
+        if ring is None or not _alike(self._like, x):
+            ring = self._start(x)
+        if ring.dtype != x.dtype:
+            packed = _to_bytes(x)
+            if packed is None:
+                ring = self._ring = _from_bytes(ring, self._like)
+            else:
+                x = packed
+        places = (self._next + torch.arange(len(x))) % self.capacity
+        ring[places.to(ring.device)] = x
+        self._next = (self._next + len(x)) % self.capacity
+        self._count = min(self._count + len(x), self.capacity)
+
+    def draw(
+        self,
+        count: int,
+        generator: torch.Generator,
+        *,
+        current: int = 0,
+        share: float = 0.0,
+    ) -> Tensor:
+        """`count` different images, or all where there are fewer.
+
+        Args:
+            generator: of the CPU, so that the same images are drawn on every device.
+            current: how many of the newest images are the current batch's.
+            share: at least round(share * count) images come from those.
+        """
+        if self._ring is None:
+            raise ValueError("The queue is empty; push a batch before drawing one.")
+        count = min(count, self._count)
+        # By age, oldest 0: the draw depends on what was pushed, not on where the ring stands.
+        order = torch.randperm(self._count, generator=generator)
+        wanted = min(round(share * count), current, count)
+        if wanted > 0:
+            # The first `wanted` of the current batch move to the front of the shuffled order: where
+            # chance has given it more, the draw is the same set as without a share.
+            is_current = order >= self._count - current
+            first = is_current & (is_current.cumsum(0) <= wanted)
+            order = torch.cat([order[first], order[~first]])
+        images = self._at(self._ring, order[:count])
+        return images if images.dtype == self._like.dtype else _from_bytes(images, self._like)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The images from the oldest to the newest as they are stored, and what they look like."""
+        if self._ring is None:
+            return {}
+        return {"images": self._at(self._ring, torch.arange(self._count)), "like": self._like}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ring, self._next, self._count = None, 0, 0
+        if state:
+            images: Tensor = state["images"][-self.capacity :]
+            self._like = state["like"]
+            self._ring = images.new_zeros(self.capacity, *images.shape[1:])
+            self._ring[: len(images)] = images
+            self._count = len(images)
+            self._next = self._count % self.capacity
+
+    def _start(self, x: Tensor) -> Tensor:
+        dtype = x.dtype if _to_bytes(x) is None else torch.uint8
+        ring = torch.zeros(self.capacity, *x.shape[1:], dtype=dtype, device=x.device)
+        self._ring, self._like, self._next, self._count = ring, x[:0].clone(), 0, 0
+        return ring
+
+    def _at(self, ring: Tensor, ages: Tensor) -> Tensor:
+        """New tensor of the images of these ages, 0 the oldest."""
+        places = (self._next - self._count + ages) % self.capacity
+        return ring[places.to(ring.device)]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and a.device == b.device
+
+
+def _to_bytes(x: Tensor) -> Tensor | None:
+    """x as bytes, or None where not every pixel would come back exactly."""
+    if not x.is_floating_point():
+        return None
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    packed = (wide * 255).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
+    return packed if torch.equal(_from_bytes(packed, x), x) else None
+
+
+def _from_bytes(packed: Tensor, like: Tensor) -> Tensor:
+    # Divided in float32 and rounded once to 16 bits, as x.float().div(255).to(dtype) does on a CPU.
+    # By a tensor: CUDA multiplies by 1 / 255 where the divisor is a plain number, a bit off.
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return packed.to(wide).div_(torch.full((1,), 255, dtype=wide, device=packed.device)).to(like)

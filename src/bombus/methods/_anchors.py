@@ -1,0 +1,118 @@
+"""Earlier states of a student, and merging them by how much they disagree: BEE's Eqs. 11-13.
+
+An anchor is one flat tensor, all trainable parameters of the student after each other: the rest of
+the network is frozen and the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bombus.errors import ConfigError
+
+
+class AnchorPool:
+    """The most recent anchors, and the protected ones for ever.
+
+    `numbers` counts anchors from 0 in the order they were stored, whatever left since: it names an
+    anchor in a log where its index in the pool would change its meaning.
+    """
+
+    def __init__(self, capacity: int = 50) -> None:
+        if capacity < 1:
+            raise ConfigError(f"Got a pool of {capacity} anchors, expected at least 1.")
+        self.capacity = capacity
+        self.numbers: list[int] = []
+        self._anchors: list[Tensor] = []
+        self._protected: list[bool] = []
+        self._stored = 0
+
+    def __len__(self) -> int:
+        return len(self._anchors)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """The anchor itself, not a copy: not to be written to."""
+        return self._anchors[index]
+
+    def store(self, flat: Tensor, *, protected: bool = False) -> None:
+        """Keep a copy; in a full pool the oldest anchor that is not protected makes room."""
+        if len(self) == self.capacity:
+            if all(self._protected):
+                raise ConfigError(
+                    f"All {self.capacity} anchors are protected, so there is no room for another; "
+                    "make the pool larger."
+                )
+            oldest = self._protected.index(False)
+            for row in (self._anchors, self.numbers, self._protected):
+                del row[oldest]
+        self._anchors.append(flat.detach().clone())
+        self.numbers.append(self._stored)
+        self._protected.append(protected)
+        self._stored += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "anchors": list(self._anchors),
+            "numbers": list(self.numbers),
+            "protected": list(self._protected),
+            "stored": self._stored,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._anchors = list(state["anchors"])
+        self.numbers = list(state["numbers"])
+        self._protected = list(state["protected"])
+        self._stored = state["stored"]
+
+
+def flatten(parameters: Iterable[Tensor]) -> Tensor:
+    """All parameters in one new 1-D tensor, in the order given."""
+    return torch.cat([p.detach().reshape(-1) for p in parameters])
+
+
+def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters inside a flat tensor, by name: views, so nothing is copied.
+
+    `like` gives names, shapes and order; the order must be the one `flatten` was given.
+    """
+    total = sum(p.numel() for p in like.values())
+    if flat.shape != (total,):
+        raise ValueError(
+            f"Got a flat tensor of shape {tuple(flat.shape)} for parameters of {total} numbers; "
+            "an anchor belongs to the network and blocks it was taken from."
+        )
+    views = torch.split(flat, [p.numel() for p in like.values()])
+    return {name: view.view(like[name].shape) for name, view in zip(like, views, strict=True)}
+
+
+def choose(divergences: Tensor, k: int) -> list[int]:
+    """The k anchors furthest from the student, furthest first, the lower index on a tie (Eq. 11).
+
+    An anchor whose divergence is not finite predicts nonsense and is never chosen.
+    """
+    values = divergences.tolist()
+    usable = [i for i, finite in enumerate(divergences.isfinite().tolist()) if finite]
+    return sorted(usable, key=lambda i: -values[i])[:k]  # stable, so ties keep their order
+
+
+def merge_weights(pairwise: Tensor, temperature: float = 1.0) -> Tensor:
+    """Softmax over models of each one's total divergence from the others (Eq. 12), (K,).
+
+    The paper's temperature is 1; a large one tends to plain averaging.
+    """
+    # The diagonal is zero, so the sum over all of S is the sum over the others. softmax subtracts
+    # the largest first: divergences of confident models would overflow exp.
+    return (pairwise.sum(1) / temperature).softmax(0)
+
+
+def merge(models: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """The weighted sum of flat models, on the first one's device and in its dtype (Eq. 13)."""
+    merged = torch.zeros_like(models[0])
+    for model, weight in zip(models, weights.tolist(), strict=True):
+        # One after the other: six stacked ViT anchors would take 1 GB for a moment.
+        merged.add_(model.to(merged), alpha=weight)
+    return merged

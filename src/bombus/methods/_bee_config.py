@@ -1,0 +1,153 @@
+"""BEE's settings: what the paper states, what it leaves open, what we chose and why.
+
+`BeePaperConfig` is the literal reading; `BeeConfig` is what works best here. Both are the same
+algorithm. docs/bee.md gives the evidence behind each choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from bombus.errors import ConfigError
+from bombus.methods._optim import OptimizerName
+from bombus.methods.base import BaseConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeeConfig(BaseConfig):
+    """Ours. Fields marked "ours" do not exist in the paper; 0 or "none" switches them off."""
+
+    # --- what is trained ---
+    shallow: tuple[str, ...] = ()
+    """Blocks whose parameters adapt. Paper: found by DPLOT's selection, WRN block1, ResNet layer1,
+    ViT blocks 0-5. Empty: the first level of a CNN, the first half of a transformer's blocks."""
+    optimizer: OptimizerName = "adam"
+    """Paper: Adam on CNNs, SGD on ViT."""
+    lr: float = 1e-3
+    """Paper: 1e-3 on CNNs, 2e-5 on ViT."""
+    momentum: float = 0.995
+    """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999."""
+
+    # --- multi-level consistency ---
+    blocks: tuple[str, ...] = ()
+    """The network's levels, in order. Paper: its named stages. Empty: found by themselves."""
+    levels: tuple[int, ...] = (-1,)
+    """Levels summed in Eq. 9: 1 is the first, -1 the last; empty: all. Paper: the last three."""
+    level_weights: tuple[float, ...] = ()
+    """Weight of each summed level; empty: 1 each, as the paper."""
+    last_descriptor: Literal["block", "classifier"] = "classifier"
+    """What the last level describes: its block's output, or (ours) what the classifier reads."""
+    codes: int = 256
+    """M. Not stated."""
+    code_start: Literal["descriptors", "random"] = "descriptors"
+    """First codes: drawn from source descriptors, or from the sphere. Not stated."""
+    tau_student: float = 0.1
+    """Not stated; DINO's and SwAV's."""
+    tau_teacher: tuple[float, ...] = (0.04,)
+    """Not stated; DINO's. One for all levels, or one a summed level."""
+    sinkhorn_iterations: int = 3
+    """Paper: 3."""
+    feature_queue: int = 2048
+    """Paper: 2,048 teacher descriptors beside the batch."""
+
+    # --- recent samples ---
+    inner_steps: int = 2
+    """R. Paper: 2."""
+    inner_batch: int = 0
+    """B; 0: as large as the batch. Not stated."""
+    sample_queue: int = 2000
+    """Recent images kept: ten batches. Not stated; far fewer than a domain's, so that it turns
+    over soon after a shift."""
+    current_share: float = 0.0
+    """Ours: this share of an inner batch comes from the batch about to be predicted."""
+    inner_entropy: bool = True
+    """Ours: inner steps lower the entropy too, in the same step."""
+
+    # --- views ---
+    views: Literal["one", "flip"] = "flip"
+    """Ours (DPLOT's): the image and its mirror image; each is the other's target, both predict."""
+    student_view: Literal["none", "mild", "strong", "cotta"] = "mild"
+    """Ours: what the student sees in the consistency loss; the teacher sees the image itself."""
+
+    # --- predictions ---
+    prediction_weight: float = 0.0
+    """Ours: one more level, the predictions themselves (symmetric cross-entropy, as RMT)."""
+    entropy_weight: float = 1.0
+    """Eq. 15. Paper: 1, as a step of its own."""
+
+    # --- complementary anchor replay ---
+    replay: Literal["weighted", "average", "source", "off"] = "weighted"
+    """Paper: weighted (Eqs. 10-13); the others are its ablations."""
+    replay_every: int = 0
+    """0: when the loss spikes. Else every so many batches (the paper's fixed interval)."""
+    replay_teacher: bool = False
+    """Ours: the teacher becomes the merged student too."""
+    anchors: int = 50
+    """C_a. Paper: 50; the warmed-up student is the first and is never dropped."""
+    anchor_period: int = 30
+    """Paper: 30 batches."""
+    complementary: int = 5
+    """K. Paper: 5."""
+    threshold: float = 1.5
+    """Paper: 1.5."""
+    window: int = 100
+    """Paper: 100 losses."""
+    smoothing: float = 0.9
+    """Paper: .9."""
+    window_minimum: int = 20
+    """Losses before the trigger may fire. Not stated."""
+    trigger_scale: Literal["std", "mad"] = "mad"
+    """Paper: standard deviation. Ours: median and median deviation, which a new domain's first
+    losses do not inflate; with 50-batch domains the paper's rule hardly ever fires."""
+    pull: float = 0.0
+    """Ours (ROID's): the student goes this share of the way to the warmed-up source, each batch."""
+
+    # --- warm-up ---
+    warmup_images: int = 50_000
+    """Paper: 50,000 source images."""
+    warmup_view: Literal["none", "mild", "strong", "cotta"] = "mild"
+    """Ours: the student's view in the warm-up."""
+    warmup_code_lr: float = 1e-3
+    """Not stated. With a ViT's 2e-5 the codes could not move."""
+
+    published: ClassVar = {
+        "imagenet-c": {"sample_queue": 640},
+        "cifar10-c/vit": {"optimizer": "sgd", "lr": 2e-5},
+        "cifar100-c/vit": {"optimizer": "sgd", "lr": 2e-5},
+        "imagenet-c/vit": {"optimizer": "sgd", "lr": 2e-5},
+    }
+
+    def __post_init__(self) -> None:
+        if 0 in self.levels:
+            raise ConfigError(f"Got levels {self.levels}; 1 is the first level, -1 the last.")
+        if self.level_weights and len(self.level_weights) != len(self.levels):
+            raise ConfigError(
+                f"Got {len(self.level_weights)} level_weights for {len(self.levels)} levels, "
+                "expected one a level."
+            )
+        if len(self.tau_teacher) not in (1, len(self.levels)):
+            raise ConfigError(
+                f"Got {len(self.tau_teacher)} tau_teacher for {len(self.levels)} named levels, "
+                "expected one, or one a level."
+            )
+        if not 0 <= self.momentum <= 1 or min(self.tau_student, *self.tau_teacher) <= 0:
+            raise ConfigError("Expected a momentum from 0 to 1 and temperatures above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeePaperConfig(BeeConfig):
+    """The text read literally; every field the paper does not state carries our reading of it."""
+
+    momentum: float = 0.999
+    levels: tuple[int, ...] = ()
+    last_descriptor: Literal["block", "classifier"] = "block"
+    inner_entropy: bool = False
+    views: Literal["one", "flip"] = "one"
+    student_view: Literal["none", "mild", "strong", "cotta"] = "none"
+    trigger_scale: Literal["std", "mad"] = "std"
+    warmup_view: Literal["none", "mild", "strong", "cotta"] = "none"
+    published: ClassVar = {
+        **BeeConfig.published,
+        "imagenet-c": {"sample_queue": 640, "levels": (-3, -2, -1)},
+    }

@@ -1,0 +1,215 @@
+"""BEE's warm-up on source images: codebooks and shallow blocks, once, kept as a file.
+
+The paper follows RMT's warm-up (50,000 images, learning rate rising from 0, student and teacher
+held together by a symmetric cross-entropy), but trains only the shallow blocks and the codebooks,
+which that loss does not reach: so the multi-level loss is added to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from bombus import checkpoint
+from bombus.data.augment import VIEWS
+from bombus.data.fetch import cache_folder
+from bombus.errors import CheckpointError, DataError
+from bombus.losses.divergence import symmetric_cross_entropy
+from bombus.methods._codebooks import draw_codes, random_codes
+from bombus.methods._optim import make_optimizer
+
+if TYPE_CHECKING:
+    from bombus.methods.base import Source
+    from bombus.methods.bee import Bee
+
+HEADER = "bombus.warmup"
+# What an artefact must share with the adapter that reads it; the rest is recorded only.
+STRUCTURE = ("levels", "last_descriptor", "codes")
+
+
+def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
+    """What adapts where nobody says: a CNN's first level, a transformer's first half."""
+    last = re.fullmatch(r"(?P<prefix>.*?)(?:\d+-)?(?P<last>\d+)", blocks[-1])
+    if last and all("-" in name for name in blocks):
+        half = (int(last["last"]) + 1) // 2
+        return (f"{last['prefix']}0-{half - 1}",)
+    return (blocks[0],)
+
+
+def warm_up(bee: Bee, source: Source) -> None:
+    """Take the warm-up from a file, from the cache, or do it now and cache it."""
+    if isinstance(source, str | Path):
+        load_warmup(bee, Path(source))
+        return
+    batches = (_images(batch).to(bee.parameters[0].device) for batch in source)
+    first = next(batches, None)
+    if first is None or len(first) == 0:
+        raise DataError("The source has no images; give at least one batch of them.")
+    cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first)}.safetensors"
+    if cached.exists():
+        load_warmup(bee, cached)
+        return
+    total = math.ceil(bee.config.warmup_images / len(first))
+    if isinstance(source, Sized):
+        total = min(total, len(source))
+    train(bee, itertools.chain([first], batches), total)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    save_warmup(bee, cached)
+
+
+def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
+    config = bee.config
+    batches = iter(batches)
+    opening = _start_codes(bee, batches)
+    codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
+    shallow = make_optimizer(bee.parameters, config.optimizer, config.lr)
+    code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
+    stream = itertools.islice(itertools.chain(opening, batches), total)
+    for step, x in enumerate(_with_progress(stream, total), start=1):
+        for optimizer, lr in ((shallow, config.lr), (code, config.warmup_code_lr)):
+            optimizer.param_groups[0]["lr"] = lr * step / total
+        views = bee._views(x)
+        teacher = bee._teacher_pass(views)
+        student = bee._pass(VIEWS[config.warmup_view](views, bee.generator))
+        loss, _ = bee._consistency(student, teacher, remember=len(x))
+        agree = symmetric_cross_entropy(student.logits, teacher.logits).mean()
+        gradients = torch.autograd.grad(loss + agree, [*bee.parameters, *codes])
+        for p, gradient in zip([*bee.parameters, *codes], gradients, strict=True):
+            p.grad = gradient
+        shallow.step()
+        code.step()
+        with torch.no_grad():
+            for c in codes:
+                c.copy_(F.normalize(c, dim=1))
+        bee._follow()
+        bee.codebooks.follow(config.momentum)
+    for p in bee.parameters:
+        p.grad = None
+    for level, c in bee.codebooks.student.items():
+        bee.codebooks.student[level] = c.detach()
+
+
+def save_warmup(bee: Bee, path: Path) -> None:
+    books = bee.codebooks
+    tensors = {
+        **{f"student/{name}": p.detach() for name, p in bee.shallow.items()},
+        **{f"teacher/{name}": p for name, p in bee.teacher.items()},
+        **{f"student codes/{level}": c for level, c in books.student.items()},
+        **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
+        **{f"queue/{level}": q for level, q in books.queue.items()},
+    }
+    header = {"source_sha256": bee.source_sha256, "config": _settings(bee)}
+    data = format_tensors(
+        {name: t.cpu().contiguous() for name, t in tensors.items()},
+        metadata={HEADER: json.dumps(header)},
+    )
+    checkpoint.write_bytes(path, data)
+
+
+def load_warmup(bee: Bee, path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt") as reader:
+            header = json.loads((reader.metadata() or {})[HEADER])
+            names = reader.keys()
+            tensors = {name: reader.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"There is no warm-up file {path}; make it with `bombus warmup`."
+        ) from None
+    except (SafetensorError, OSError, KeyError, ValueError):
+        raise CheckpointError(
+            f"{path} is no whole warm-up file; make it again with `bombus warmup`."
+        ) from None
+    if header["source_sha256"] != bee.source_sha256:
+        raise CheckpointError(
+            f"The warm-up {path} belongs to other weights (sha256 {header['source_sha256'][:12]}, "
+            f"this model has {bee.source_sha256[:12]}); make one for this model."
+        )
+    mine = _settings(bee)
+    for name in (*STRUCTURE, "shallow"):
+        if header["config"][name] != mine[name]:
+            raise CheckpointError(
+                f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
+                f"has {mine[name]}; make one with the same settings."
+            )
+    device = bee.parameters[0].device
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            kind, _, key = name.partition("/")
+            value = tensor.to(device)
+            if kind == "student":
+                bee.shallow[key].copy_(value)
+            elif kind == "teacher":
+                bee.teacher[key].copy_(value)
+            else:
+                books = bee.codebooks
+                book = {"student codes": books.student, "teacher codes": books.teacher}
+                book.get(kind, books.queue)[int(key)] = value
+
+
+def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
+    """Begin every level's codes; the batches used for it come back, to be trained on as well."""
+    opening: list[Tensor] = []
+    seen: dict[int, list[Tensor]] = {level: [] for level in bee.levels}
+    while sum(map(len, opening)) < 2 * bee.config.codes:
+        x = next(batches, None)
+        if x is None:
+            break
+        opening.append(x)
+        for level, descriptor in bee._teacher_pass(x).descriptors.items():
+            seen[level].append(descriptor)
+    for level in bee.levels:
+        descriptors = torch.cat(seen[level])
+        make = draw_codes if bee.config.code_start == "descriptors" else _random
+        bee.codebooks.start(level, make(descriptors, bee.config.codes, bee.generator))
+    return opening
+
+
+def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    return random_codes(count, descriptors, generator)
+
+
+def _settings(bee: Bee) -> dict[str, Any]:
+    """The settings as JSON would give them back, with what "default" came to mean."""
+    resolved = {"levels": bee.levels, "shallow": sorted(bee.shallow)}
+    settings: dict[str, Any] = json.loads(json.dumps({**asdict(bee.config), **resolved}))
+    return settings
+
+
+def _fingerprint(bee: Bee, first: Tensor) -> str:
+    """Of everything that decides a warm-up: the network, the settings, the first source images."""
+    digest = hashlib.sha256(bee.source_sha256.encode())
+    digest.update(json.dumps(_settings(bee), sort_keys=True).encode())
+    digest.update(first.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _images(batch: Any) -> Tensor:
+    images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return images
+
+
+def _with_progress(batches: Iterable[Tensor], total: int) -> Iterable[Tensor]:
+    """A progress bar where there is a terminal to draw it on, and rich to draw it with."""
+    if not sys.stderr.isatty():
+        return batches
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return batches
+    return track(batches, "warming up", total=total, console=Console(stderr=True))

@@ -1,0 +1,350 @@
+"""BEE: a mean teacher whose shallow blocks follow a multi-level consistency loss, with replay.
+
+Yang, Wen, Ma, Xu, Learn Faster and Remember More: Balancing Exploration and Exploitation for
+Continual Test-time Adaptation, 2025, https://arxiv.org/abs/2508.12643; no code published.
+
+`bee-paper` is Algorithm 1 read literally, `bee` what works best here; see docs/bee.md.
+Student and teacher are one network: the deep blocks exist once, the teacher is a second set of
+shallow parameters that the network is called with, and so is every anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bombus.backbones.blocks import block_parameters, find_blocks, forward_with_blocks
+from bombus.data.augment import VIEWS, flip
+from bombus.data.queue import SampleQueue
+from bombus.errors import ConfigError
+from bombus.losses.divergence import (
+    pairwise_symmetric_kl,
+    symmetric_cross_entropy,
+    symmetric_kl,
+)
+from bombus.losses.entropy import softmax_entropy
+from bombus.losses.multilevel import consistency, describe, log_assignment, perplexity
+from bombus.losses.precision import at_least_single
+from bombus.methods import register
+from bombus.methods._anchors import AnchorPool, choose, flatten, merge, merge_weights, unflatten
+from bombus.methods._bee_config import BeeConfig, BeePaperConfig
+from bombus.methods._codebooks import Codebooks, draw_codes
+from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
+from bombus.methods._optim import apply_gradients, make_optimizer
+from bombus.methods._shift import ShiftDetector
+from bombus.methods._warmup import shallow_blocks, warm_up
+from bombus.methods.base import Adapter, Source
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward over all views: logits (V * N, C) and a descriptor a level (V * N, D)."""
+
+    logits: Tensor
+    descriptors: dict[int, Tensor]
+
+
+@register("bee")
+class Bee(Adapter):
+    Config = BeeConfig
+    needs = "samples"
+    source_optional = True
+    stateful = (
+        "model",
+        "teacher",
+        "codebooks",
+        "optimizer",
+        "queue",
+        "anchors",
+        "shift",
+        "batches",
+    )
+
+    @property
+    def forwards(self) -> float:  # type: ignore[override]
+        """Student and teacher in each inner step and once more; a view of its own costs one."""
+        config: BeeConfig = self.config
+        own_view = config.student_view != "none"
+        return len_views(config) * (2 * config.inner_steps + 2 + own_view)
+
+    @property
+    def backwards(self) -> float:  # type: ignore[override]
+        config: BeeConfig = self.config
+        outer = 1 + (config.entropy_weight > 0)
+        return len_views(config) * (config.inner_steps + outer)
+
+    def setup(self) -> None:
+        config: BeeConfig = self.config
+        use_batch_statistics(self.model)
+        self.blocks = find_blocks(self.model, config.blocks or None)
+        self.levels = self._resolve_levels()
+        shallow = config.shallow or shallow_blocks(self.blocks)
+        self.shallow = block_parameters(self.model, shallow)
+        for parameter in self.shallow.values():
+            parameter.requires_grad_(True)
+        self.parameters = list(self.shallow.values())
+        self.teacher = {name: p.detach().clone() for name, p in self.shallow.items()}
+        self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
+        self.codebooks = Codebooks(config.feature_queue)
+        self.queue = SampleQueue(config.sample_queue)
+        self.anchors = AnchorPool(config.anchors)
+        self.shift = ShiftDetector(
+            window=config.window,
+            threshold=config.threshold,
+            smoothing=config.smoothing,
+            minimum=config.window_minimum,
+            scale=config.trigger_scale,
+        )
+        self.batches = 0
+        self.alone_is_too_few = bool(batch_norms(self.model))
+        self._watch_classifier()
+
+    def prepare(self, source: Source | None) -> None:
+        if source is not None:
+            warm_up(self, source)
+            # The stream's draws are the same whether the warm-up was made now or read from a file.
+            self.generator.manual_seed(self.config.seed)
+        self.anchors.store(flatten(self.parameters), protected=True)
+
+    # Algorithm 1
+
+    def step(self, x: Tensor) -> Tensor:
+        if len(x) == 1 and self.alone_is_too_few:
+            return self.answer(x)
+        if not self.codebooks:
+            self._start_without_source(x)
+        config: BeeConfig = self.config
+        self.queue.push(x)
+        with self.phase("inner"):
+            for _ in range(config.inner_steps):
+                self._inner_step(len(x))
+        with self.phase("outer"):
+            logits, views = self._outer_step(x)
+        with self.phase("replay"):
+            self._exploit(views)
+        self.batches += 1
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1 and self.alone_is_too_few:
+            with source_statistics(self.model):
+                return self._predict(x)
+        return self._predict(x)
+
+    def _inner_step(self, count: int) -> None:
+        config: BeeConfig = self.config
+        x = self.queue.draw(
+            config.inner_batch or count,
+            self.generator,
+            current=count,
+            share=config.current_share,
+        )
+        views = self._views(x)
+        teacher = self._teacher_pass(views)
+        student = self._pass(self._student_view(views))
+        loss, _ = self._consistency(student, teacher, remember=0)
+        if config.inner_entropy:
+            y = self._mean_views((student.logits + teacher.logits) / 2)
+            loss = loss + config.entropy_weight * softmax_entropy(y).mean()
+        self._apply(torch.autograd.grad(loss, self.parameters))
+        self._follow()
+
+    def _outer_step(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        config: BeeConfig = self.config
+        views = self._views(x)
+        teacher = self._teacher_pass(views)
+        student = self._pass(views)
+        prediction = self._mean_views((student.logits + teacher.logits) / 2)  # Eq. 14
+        seen = student
+        if config.student_view != "none":
+            seen = self._pass(self._student_view(views))
+        loss, by_level = self._consistency(seen, teacher, remember=len(x))
+        entropy = softmax_entropy(prediction).mean()  # Eq. 15
+        # Both gradients are taken at the same parameters, from the prediction that was given.
+        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=seen is student)
+        if config.entropy_weight:
+            lowering = torch.autograd.grad(config.entropy_weight * entropy, self.parameters)
+        self._apply(gradients)
+        if config.entropy_weight:
+            self._apply(lowering)
+        self._follow()
+        if config.pull:
+            self._pull()
+        self.signal(mcr=float(loss.detach()), entropy=float(entropy.detach()), **by_level)
+        return prediction.detach(), views
+
+    # Multi-level consistency regularisation
+
+    def _consistency(
+        self, student: Pass, teacher: Pass, *, remember: int
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Eq. 9 over the summed levels, with what to report of each."""
+        config: BeeConfig = self.config
+        weights = config.level_weights or (1.0,) * len(self.levels)
+        taus = config.tau_teacher * (len(self.levels) if len(config.tau_teacher) == 1 else 1)
+        loss = at_least_single(student.logits.new_zeros(()))
+        report: dict[str, float] = {}
+        for level, weight, tau in zip(self.levels, weights, taus, strict=True):
+            target = self.codebooks.targets(
+                level,
+                teacher.descriptors[level],
+                tau,
+                config.sinkhorn_iterations,
+                remember=remember,
+            )
+            log_p = log_assignment(
+                student.descriptors[level], self.codebooks.student[level], config.tau_student
+            )
+            part = consistency(log_p, self._swap_views(target))
+            loss = loss + weight * part
+            if remember:
+                report[f"mcr_{level}"] = float(part.detach())
+                report[f"teacher_perplexity_{level}"] = float(perplexity(target))
+                report[f"student_perplexity_{level}"] = float(perplexity(log_p.detach().exp()))
+        if config.prediction_weight:
+            agreed = self._mean_views(teacher.logits)
+            agreed = torch.cat([agreed] * len_views(config))
+            part = symmetric_cross_entropy(student.logits, agreed).mean()
+            loss = loss + config.prediction_weight * part
+        return loss, report
+
+    def _follow(self) -> None:
+        """Eq. 4: the teacher goes a little of the way to the student."""
+        with torch.no_grad():
+            for name, p in self.shallow.items():
+                self.teacher[name].lerp_(p, 1 - self.config.momentum)
+
+    def _apply(self, gradients: tuple[Tensor, ...]) -> None:
+        if not apply_gradients(gradients, self.parameters, self.optimizer):
+            self.event("step dropped", reason="the gradient is not finite")
+
+    # Complementary anchor replay
+
+    def _exploit(self, views: Tensor) -> None:
+        config: BeeConfig = self.config
+        if config.replay == "off":
+            return
+        if self.batches and self.batches % config.anchor_period == 0:
+            self.anchors.store(flatten(self.parameters))
+        shifted = self.shift.observe(self._signals["mcr"])
+        self.signal(z=self.shift.z)
+        if config.replay_every:
+            shifted = self.batches > 0 and self.batches % config.replay_every == 0
+        if shifted:
+            with torch.no_grad():
+                self._replay(views)
+
+    def _replay(self, views: Tensor) -> None:
+        config: BeeConfig = self.config
+        student = flatten(self.parameters)
+        if config.replay == "source":
+            merged, chosen, weights = self.anchors[0], [0], torch.ones(1)
+        else:
+            log_p = self._log_probabilities(student, views)
+            log_anchors = [
+                self._log_probabilities(self.anchors[i], views) for i in range(len(self.anchors))
+            ]
+            divergences = torch.stack([symmetric_kl(log_p, q) for q in log_anchors])  # Eq. 10
+            chosen = choose(divergences, config.complementary)  # Eq. 11
+            pairwise = pairwise_symmetric_kl([log_p, *(log_anchors[i] for i in chosen)])
+            weights = merge_weights(pairwise)  # Eq. 12
+            if config.replay == "average":
+                weights = torch.full_like(weights, 1 / len(weights))
+            merged = merge([student, *(self.anchors[i] for i in chosen)], weights)  # Eq. 13
+        for name, value in unflatten(merged, self.shallow).items():
+            self.shallow[name].copy_(value)
+            if config.replay_teacher:
+                self.teacher[name].copy_(value)
+        self.event(
+            "replay",
+            anchors=[self.anchors.numbers[i] for i in chosen],
+            weights=[round(w, 4) for w in weights.tolist()],
+            z=round(self.shift.z, 3),
+        )
+
+    def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
+        logits = self._pass(views, unflatten(flat, self.shallow)).logits
+        return at_least_single(self._mean_views(logits)).log_softmax(1)
+
+    def _pull(self) -> None:
+        with torch.no_grad():
+            for name, value in unflatten(self.anchors[0], self.shallow).items():
+                self.shallow[name].lerp_(value, self.config.pull)
+
+    # Passes and views
+
+    def _pass(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
+        logits, outputs = forward_with_blocks(self.model, x, self.blocks, parameters)
+        descriptors = {j: describe(outputs[self.blocks[j - 1]]) for j in self.levels}
+        last = len(self.blocks)
+        if last in self.levels and self._classifier_input:
+            descriptors[last] = describe(self._classifier_input[-1])
+        self._classifier_input.clear()
+        return Pass(logits, descriptors)
+
+    def _teacher_pass(self, x: Tensor) -> Pass:
+        with torch.no_grad():
+            return self._pass(x, self.teacher)
+
+    def _predict(self, x: Tensor) -> Tensor:
+        views = self._views(x)
+        both = self._pass(views).logits + self._pass(views, self.teacher).logits
+        return self._mean_views(both / 2)
+
+    def _views(self, x: Tensor) -> Tensor:
+        return torch.cat([x, flip(x)]) if self.config.views == "flip" else x
+
+    def _student_view(self, views: Tensor) -> Tensor:
+        return VIEWS[self.config.student_view](views, self.generator)
+
+    def _mean_views(self, logits: Tensor) -> Tensor:
+        count = len_views(self.config)
+        return sum(logits.chunk(count), torch.zeros_like(logits[: len(logits) // count])) / count
+
+    def _swap_views(self, target: Tensor) -> Tensor:
+        """Each view learns from what the teacher saw in the other."""
+        return target.roll(len(target) // 2, 0) if self.config.views == "flip" else target
+
+    # Beginnings
+
+    def _resolve_levels(self) -> tuple[int, ...]:
+        """Level numbers from 1, whichever end the settings count from."""
+        count = len(self.blocks)
+        asked = self.config.levels or tuple(range(1, count + 1))
+        levels = tuple(level if level > 0 else count + 1 + level for level in asked)
+        if not all(1 <= level <= count for level in levels):
+            raise ConfigError(
+                f"Got levels {asked} for a network of {count} levels ({', '.join(self.blocks)}); "
+                f"expected 1 to {count}, or -1 to -{count} from the last."
+            )
+        return levels
+
+    def _start_without_source(self, x: Tensor) -> None:
+        """Codes from the frozen model's view of the first batch: weaker, and said so."""
+        start = self._teacher_pass(self._views(x))
+        for level in self.levels:
+            codes = draw_codes(start.descriptors[level], self.config.codes, self.generator)
+            self.codebooks.start(level, codes)
+        self.event("source-free", reason="no source data: codes drawn from the first batch")
+
+    def _watch_classifier(self) -> None:
+        """Keep what the last linear layer reads; it is the last level's finest descriptor."""
+        self._classifier_input: list[Tensor] = []
+        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)]
+        if linear and self.config.last_descriptor == "classifier":
+            linear[-1].register_forward_pre_hook(
+                lambda _module, inputs: self._classifier_input.append(inputs[0])
+            )
+
+
+@register("bee-paper")
+class BeePaper(Bee):
+    Config = BeePaperConfig
+    cheap = False
+
+
+def len_views(config: BeeConfig) -> int:
+    return 2 if config.views == "flip" else 1

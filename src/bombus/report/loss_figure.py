@@ -1,0 +1,179 @@
+"""The multi-level consistency loss over the stream, and where its spikes made a method replay."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bombus.errors import DataError
+from bombus.report.figures import (
+    COLOURS,
+    draw_domains,
+    drawing,
+    find_stretches,
+    label_images_seen,
+    save_pictures,
+)
+from bombus.report.records import RESULT, read_batches, result_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Values = NDArray[np.float64]
+
+TOTAL = "mcr"
+TOTAL_COLOUR, RED, SCORE, GREY = "#202020", "#D7191C", "#332288", "#505050"
+# Without those that black, red and the score's colour are too near to.
+LEVELS = tuple(c for c in COLOURS if c not in ("#000000", "#D55E00", "#332288"))
+HIGHEST = 5  # the score's panel ends at so many thresholds
+LEVEL = re.compile(rf"{TOTAL}_(\d+)")
+
+
+def loss_figure(run: Path, out: Path) -> list[Path]:
+    """Draw a run's consistency loss, its levels and its shift score, to OUT.svg and OUT.png.
+
+    Args:
+        run: folder of a run whose batches carry the signal "mcr"; it need not be finished.
+        out: path without suffix.
+    """
+    folder = run if run.is_dir() else result_file(run).parent
+    records = read_batches(folder)
+    total = _signal(records, TOTAL)
+    if np.isnan(total).all():
+        names = sorted({name for record in records for name in record.get("signals", {})})
+        raise DataError(
+            f"{folder} recorded no consistency loss (the signal {TOTAL!r}), so there is none to "
+            f"draw; its signals: {', '.join(names) or 'none'}."
+        )
+    levels = {number: _signal(records, f"{TOTAL}_{number}") for number in _levels(records)}
+    z = _signal(records, "z")
+    replays = [any(e["event"] == "replay" for e in r.get("events", ())) for r in records]
+    at = np.flatnonzero(np.array(replays))
+    stretches = find_stretches(records)
+    visits = [stretch.visit for stretch in stretches]
+    x = np.concatenate([stretch.x for stretch in stretches])
+    has_z = not np.isnan(z).all()
+
+    with drawing((10.0, 5.8 if has_z else 4.4)) as figure:
+        if has_z:
+            above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
+        else:
+            above = below = figure.add_subplot()
+        draw_domains(above, visits)
+        _draw_loss(above, x, total, levels)
+        _mark(above, x, total, at)
+        if has_z:
+            draw_domains(below, visits, names=False)
+            _draw_score(below, x, z, _threshold(folder, records))
+            for position in x[at]:
+                below.axvline(position, color=RED, linewidth=0.8, alpha=0.6, zorder=1)
+        label_images_seen(below)
+        figure.align_ylabels()
+        figure.legend(loc="outside right upper", frameon=False, alignment="left")
+        return save_pictures(figure, out)
+
+
+def _draw_loss(axes: Axes, x: Values, total: Values, levels: dict[int, Values]) -> None:
+    label = "consistency loss"
+    if len(levels) == 1:
+        (number, only), *_ = levels.items()
+        if np.allclose(only, total, equal_nan=True):
+            label, levels = f"{label} (level {number})", {}
+    dot = _dot(x)
+    axes.plot(x, total, color=TOTAL_COLOUR, linewidth=1.1, marker=dot, zorder=3, label=label)
+    for place, (number, values) in enumerate(levels.items()):
+        colour = LEVELS[place % len(LEVELS)]
+        axes.plot(x, values, color=colour, linewidth=0.8, marker=dot, label=f"level {number}")
+    axes.set_ylabel("loss")
+
+
+def _mark(axes: Axes, x: Values, total: Values, at: NDArray[np.intp]) -> None:
+    """A circle around the loss of each batch that made the method replay."""
+    if not len(at):
+        return
+    for position in x[at]:
+        axes.axvline(position, color=RED, linewidth=0.8, alpha=0.35, zorder=1)
+    axes.plot(
+        x[at],
+        total[at],
+        linestyle="none",
+        marker="o",
+        markersize=9,
+        markerfacecolor="none",
+        markeredgecolor=RED,
+        markeredgewidth=1.4,
+        zorder=4,
+        clip_on=False,
+        label=f"replay ({len(at)})",
+    )
+
+
+def _draw_score(axes: Axes, x: Values, z: Values, threshold: float | None) -> None:
+    axes.plot(x, z, color=SCORE, linewidth=0.9, marker=_dot(x), zorder=3)
+    axes.set_ylabel("shift score z")
+    if threshold is not None:
+        axes.axhline(threshold, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
+        top = HIGHEST * threshold
+        if np.nanmax(z) > top > 0:
+            # One great spike would press all the rest flat: an arrow shows where it leaves.
+            low = min(0.0, float(np.nanmin(z)))
+            axes.set_ylim(low - 0.05 * (top - low), top)
+            off = x[z > top]
+            axes.plot(
+                off,
+                np.full(len(off), top),
+                linestyle="none",
+                marker="^",
+                markersize=5,
+                color=SCORE,
+                zorder=4,
+                clip_on=False,
+            )
+        label = axes.annotate(
+            f"threshold {threshold:g}",
+            (1.0, threshold),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            verticalalignment="center",
+            color=GREY,
+        )
+        label.set_in_layout(False)  # it lies below the legend, where there is room
+
+
+def _dot(x: Values) -> str | None:
+    """One batch is a point, which no line would show."""
+    return "." if len(x) == 1 else None
+
+
+def _signal(records: Sequence[dict[str, Any]], name: str) -> Values:
+    """One number a batch; NaN, a gap in the line, where there is none."""
+    values = [_finite(record.get("signals", {}).get(name)) for record in records]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _levels(records: Sequence[dict[str, Any]]) -> list[int]:
+    names = {name for record in records for name in record.get("signals", {})}
+    return sorted(int(match[1]) for match in map(LEVEL.fullmatch, names) if match)
+
+
+def _threshold(folder: Path, records: Sequence[dict[str, Any]]) -> float | None:
+    """As the run's settings say, else as one of its replays does."""
+    events = [e for r in records for e in r.get("events", ()) if e["event"] == "replay"]
+    told = [event.get("threshold") for event in events]
+    if (folder / RESULT).is_file():
+        result = json.loads((folder / RESULT).read_bytes())
+        told = [result.get("config", {}).get("threshold"), *told]
+    return next((value for value in map(_finite, told) if value is not None), None)
+
+
+def _finite(value: Any) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None

@@ -1,0 +1,341 @@
+"""BEE against a second derivation: two whole networks, numpy Sinkhorn, Adam written out."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bombus
+from bombus.errors import CheckpointError, ConfigError
+from bombus.methods._warmup import load_warmup, save_warmup, shallow_blocks
+from bombus.methods.bee import Bee, BeePaper
+from tiny import make_tiny, noise_batches, tree_hash
+
+
+class Small(nn.Module):
+    """Two levels and a classifier, in float64; level 1 is shallow.
+
+    No bias before BatchNorm: its gradient is zero but for rounding, which Adam would blow up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
+        self.layer2 = nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU()
+        )
+        self.fc = nn.Linear(6, 5)
+        self.num_classes = 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.layer2(self.layer1(x)).mean((2, 3)))
+        return logits
+
+    def taps(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        h1 = self.layer1(x)
+        h2 = self.layer2(h1)
+        return [h1.mean((2, 3)), h2.mean((2, 3))], self.fc(h2.mean((2, 3)))
+
+
+def small() -> Small:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return Small().double().eval()
+
+
+def images(count: int) -> list[Tensor]:
+    return [x.double() for x in noise_batches(count)]
+
+
+CONFIG: dict[str, Any] = {
+    "codes": 6,
+    "feature_queue": 16,
+    "inner_steps": 1,
+    "sample_queue": 8,  # exactly the batch: an inner batch is the batch itself, in some order
+    "tau_teacher": (0.1,),
+    "momentum": 0.9,
+    "lr": 0.01,
+}
+
+
+def numpy_sinkhorn(scores: np.ndarray, tau: float) -> np.ndarray:
+    """The paper's listing: (M, N), row and column sums in turn, in the exp domain."""
+    p = np.exp(scores.T / tau)
+    p /= p.sum()
+    codes, samples = p.shape
+    for _ in range(3):
+        for m in range(codes):
+            p[m] /= p[m].sum() * codes
+        for n in range(samples):
+            p[:, n] /= p[:, n].sum() * samples
+    return p.T * samples
+
+
+class Reference:
+    """Algorithm 1 with two complete networks and everything spelt out."""
+
+    def __init__(self, bee: Bee) -> None:
+        self.student, self.teacher = deepcopy(bee.model), deepcopy(bee.model)
+        for name, value in bee.teacher.items():
+            self.teacher.get_parameter(name).data.copy_(value)
+        self.codes_s = {j: c.numpy().copy() for j, c in bee.codebooks.student.items()}
+        self.codes_t = {j: c.numpy().copy() for j, c in bee.codebooks.teacher.items()}
+        self.queue = {j: q.numpy().copy() for j, q in bee.codebooks.queue.items()}
+        self.names = list(bee.shallow)
+        self.m = {n: torch.zeros_like(p) for n, p in bee.shallow.items()}
+        self.v = {n: torch.zeros_like(p) for n, p in bee.shallow.items()}
+        self.steps = 0
+
+    def adam(self, gradients: dict[str, Tensor]) -> None:
+        self.steps += 1
+        for name, g in gradients.items():
+            self.m[name] = 0.9 * self.m[name] + 0.1 * g
+            self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
+            m = self.m[name] / (1 - 0.9**self.steps)
+            v = self.v[name] / (1 - 0.999**self.steps)
+            self.student.get_parameter(name).data -= CONFIG["lr"] * m / (v.sqrt() + 1e-8)
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        parameters = [self.student.get_parameter(n) for n in self.names]
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=True)
+        return dict(zip(self.names, gradients, strict=True))
+
+    def follow(self) -> None:
+        for name in self.names:
+            t, s = self.teacher.get_parameter(name), self.student.get_parameter(name)
+            t.data = CONFIG["momentum"] * t.data + (1 - CONFIG["momentum"]) * s.data
+
+    def loss(self, x: Tensor, push: bool) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            teacher_taps, teacher_logits = self.teacher.taps(x)
+        taps, logits = self.student.taps(x)
+        total = torch.zeros((), dtype=torch.float64)
+        for j, (tap, teacher_tap) in enumerate(zip(taps, teacher_taps, strict=True), start=1):
+            h = teacher_tap.numpy()
+            h = h / np.linalg.norm(h, axis=1, keepdims=True)
+            pool = np.concatenate([h, self.queue[j]])
+            target = numpy_sinkhorn(pool @ self.codes_t[j].T, 0.1)[: len(x)]
+            if push:
+                self.queue[j] = pool[:16]
+            unit = tap / tap.norm(dim=1, keepdim=True)
+            scores = unit @ torch.from_numpy(self.codes_s[j]).T / 0.1
+            log_p = scores - scores.exp().sum(1, keepdim=True).log()
+            for i in range(len(x)):
+                total = total - (torch.from_numpy(target[i]) * log_p[i]).sum() / len(x)
+        return total, logits, teacher_logits
+
+    def step(self, x: Tensor) -> Tensor:
+        loss, _, _ = self.loss(x, push=False)
+        self.adam(self.gradients(loss))
+        self.follow()
+        loss, logits, teacher_logits = self.loss(x, push=True)
+        y = (logits + teacher_logits) / 2
+        p = y.softmax(1)
+        entropy = -(p * p.log()).sum(1).mean()
+        first, second = self.gradients(loss), self.gradients(entropy)
+        self.adam(first)
+        self.adam(second)
+        self.follow()
+        return y.detach()
+
+
+def paper_bee(**changes: Any) -> BeePaper:
+    config = BeePaper.Config(**{**CONFIG, **changes})
+    return BeePaper(small(), config, source=images(3))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_algorithm_1_by_hand(steps: int) -> None:
+    bee = paper_bee(replay="off")
+    reference = Reference(bee)
+    for x in images(3 + steps)[3:]:
+        torch.testing.assert_close(bee(x), reference.step(x), rtol=1e-9, atol=1e-9)
+    for name in bee.shallow:
+        mine, theirs = bee.shallow[name], reference.student.get_parameter(name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(
+            bee.teacher[name], reference.teacher.get_parameter(name), rtol=1e-8, atol=1e-9
+        )
+
+
+def test_replay_by_hand() -> None:
+    """Eqs. 10-13 in explicit loops, against the student a replay leaves behind."""
+    still = {"lr": 0.0, "entropy_weight": 0.0}  # so that only the replay moves the student
+    bee = paper_bee(replay_every=5, complementary=2, anchor_period=1, **still)
+    x = images(1)[0]
+    generator = torch.Generator().manual_seed(9)
+    for _ in range(4):  # four different anchors, made by hand
+        moved = torch.cat([p.detach().flatten() for p in bee.parameters])
+        noise = torch.randn(moved.shape, generator=generator, dtype=torch.float64)
+        bee.anchors.store(moved + 0.3 * noise)
+    anchors = [bee.anchors[i].clone() for i in range(len(bee.anchors))]
+    bee.batches = 5
+    student = torch.cat([p.detach().flatten() for p in bee.parameters])
+    anchors.append(student)  # stored by this very batch, before the replay
+    bee(x)
+
+    def probabilities(flat: Tensor) -> np.ndarray:
+        model = deepcopy(bee.model)
+        start = 0
+        for name in bee.shallow:
+            p = model.get_parameter(name)
+            p.data.copy_(flat[start : start + p.numel()].view_as(p))
+            start += p.numel()
+        with torch.no_grad():
+            return model(x).softmax(1).numpy()
+
+    def distance(p: np.ndarray, q: np.ndarray) -> float:
+        total = 0.0
+        for i in range(len(p)):
+            for c in range(p.shape[1]):
+                total += 0.5 * p[i, c] * np.log(p[i, c] / q[i, c])
+                total += 0.5 * q[i, c] * np.log(q[i, c] / p[i, c])
+        return total / len(p)
+
+    mine = probabilities(student)
+    by_distance = sorted(
+        range(len(anchors)), key=lambda i: -distance(mine, probabilities(anchors[i]))
+    )
+    chosen = [student, *(anchors[i] for i in by_distance[:2])]
+    outputs = [probabilities(flat) for flat in chosen]
+    sums = [sum(distance(p, q) for q in outputs) for p in outputs]
+    weights = [np.exp(s) / sum(np.exp(t) for t in sums) for s in sums]
+    expected = sum(w * flat for w, flat in zip(weights, chosen, strict=True))
+    merged = torch.cat([p.detach().flatten() for p in bee.parameters])
+    torch.testing.assert_close(merged, expected, rtol=1e-9, atol=1e-9)
+    (event,) = bee.last.events
+    assert event["event"] == "replay"
+    assert event["weights"] == pytest.approx(weights, abs=1e-4)
+    assert sorted(event["anchors"]) == sorted(by_distance[:2])
+
+
+def test_costs_as_the_paper_counts_them() -> None:
+    """R = 2: six forwards and four backwards; the contract suite counts them with hooks."""
+    paper = BeePaper(make_tiny("batchnorm"))
+    assert (paper.forwards, paper.backwards) == (6, 4)
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "groupnorm", "vit"])
+def test_only_shallow_blocks_change_and_exist_twice(kind: str) -> None:
+    bee = Bee(make_tiny(kind), source=noise_batches(4))
+    before = {k: p.detach().clone() for k, p in bee.model.named_parameters()}
+    for x in noise_batches(3):
+        bee(x)
+    changed = {k for k, p in bee.model.named_parameters() if not torch.equal(p, before[k])}
+    assert changed == set(bee.shallow) == set(bee.teacher)
+    prefixes = {"batchnorm": "block1.", "groupnorm": "layer1.", "vit": "blocks."}
+    assert all(name.startswith(prefixes[kind]) for name in changed)
+    assert len(changed) < len(before) / 1.5
+
+
+def test_without_source_it_says_so_and_works() -> None:
+    bee = bombus.adapt(make_tiny("batchnorm"), "bee")
+    batches = noise_batches(4)
+    bee(batches[0])
+    assert bee.last.events[0]["event"] == "source-free"
+    assert all(bee(x).isfinite().all() for x in batches[1:])
+    assert not bee.last.events
+
+
+def test_warm_up_is_kept_and_read_back(tmp_path: Path) -> None:
+    source = noise_batches(4)
+    warm = Bee(make_tiny("batchnorm"), source=source)
+    file = tmp_path / "warm.safetensors"
+    save_warmup(warm, file)
+    read = Bee(make_tiny("batchnorm"), source=file)
+    again = Bee(make_tiny("batchnorm"), source=iter(source))  # from the cache this time
+    for other in (read, again):
+        assert tree_hash(other.state_dict()) == tree_hash(warm.state_dict())
+    for x in noise_batches(6)[4:]:
+        assert torch.equal(read(x), warm(x))
+
+
+def test_warm_up_moves_codes_and_student_only_a_little_and_teacher_less() -> None:
+    model = make_tiny("batchnorm")
+    bee = Bee(model, source=noise_batches(6))
+    source = {name: p.detach() for name, p in model.named_parameters()}
+    student = sum(float((p.detach() - source[n]).abs().sum()) for n, p in bee.shallow.items())
+    teacher = sum(float((p - source[n]).abs().sum()) for n, p in bee.teacher.items())
+    assert 0 < teacher < student
+    for level in bee.levels:
+        codes = bee.codebooks.student[level]
+        torch.testing.assert_close(codes.norm(dim=1), torch.ones(len(codes)))
+        assert not torch.equal(codes, bee.codebooks.teacher[level])
+
+
+@pytest.mark.parametrize("damage", ["cut", "absent", "other weights", "other levels"])
+def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "warm.safetensors"
+    save_warmup(Bee(make_tiny("batchnorm"), source=noise_batches(3)), file)
+    model, config, words = make_tiny("batchnorm"), Bee.Config(), "no whole warm-up file"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-50])
+    elif damage == "absent":
+        file.unlink()
+        words = "There is no warm-up file"
+    elif damage == "other weights":
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        words = "belongs to other weights"
+    else:
+        config, words = Bee.Config(levels=(1, 2)), "was made with levels"
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Bee(model, config, source=file)
+    assert "\n" not in str(caught.value)
+
+
+def test_levels_count_from_either_end_and_must_exist() -> None:
+    assert Bee(make_tiny("batchnorm"), Bee.Config(levels=(-1, 1))).levels == (3, 1)
+    assert BeePaper(make_tiny("vit")).levels == (1, 2, 3)
+    with pytest.raises(ConfigError, match="a network of 3 levels"):
+        Bee(make_tiny("batchnorm"), Bee.Config(levels=(4,)))
+    with pytest.raises(ConfigError, match="-1 the last"):
+        Bee.Config(levels=(0,))
+    with pytest.raises(ConfigError, match="one a level"):
+        Bee.Config(levels=(1, 2), tau_teacher=(0.1, 0.2, 0.3))
+
+
+def test_default_shallow_blocks() -> None:
+    assert shallow_blocks(("block1", "block2", "block3")) == ("block1",)
+    assert shallow_blocks(("blocks.0-3", "blocks.4-7", "blocks.8-11")) == ("blocks.0-5",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"levels": ()},
+        {"views": "one", "student_view": "none"},
+        {"prediction_weight": 1.0, "current_share": 0.5},
+        {"pull": 0.05, "replay_every": 2, "replay_teacher": True},
+        {"replay": "average", "replay_every": 2},
+        {"replay": "source", "replay_every": 3},
+        {"code_start": "random", "tau_teacher": (0.001,)},
+        {"inner_steps": 0, "entropy_weight": 0.0},
+        {"optimizer": "sgd", "student_view": "cotta"},
+    ],
+)
+def test_every_reading_runs_and_stays_finite(changes: dict[str, Any]) -> None:
+    bee = Bee(make_tiny("batchnorm"), Bee.Config(**changes), source=noise_batches(3))
+    for x in noise_batches(7):
+        assert bee(x).isfinite().all()
+        assert "step dropped" not in [event["event"] for event in bee.last.events]
+    assert json.dumps(bee.last.signals)
+
+
+def test_load_warmup_is_what_prepare_calls(tmp_path: Path) -> None:
+    bee = Bee(make_tiny("groupnorm"), source=noise_batches(3))
+    save_warmup(bee, tmp_path / "w.safetensors")
+    for x in noise_batches(2):
+        bee(x)
+    load_warmup(bee, tmp_path / "w.safetensors")
+    fresh = Bee(make_tiny("groupnorm"), source=tmp_path / "w.safetensors")
+    assert tree_hash(bee.teacher) == tree_hash(fresh.teacher)
