@@ -50,12 +50,17 @@ def test_options_are_pinned() -> None:
         ],
         "compare": ["cost", "digits", "format", "out", "published", "runs"],
         "list": ["json", "what"],
+        "plot": ["out", "runs", "what"],
         "results": ["check", "folder", "write"],
         "demo": ["out", "seed"],
         "data": ["action"],
         "warmup": [
             "backbone", "batch_size", "benchmark", "data", "device", "method", "out", "precision",
             "seed", "set", "weights",
+        ],
+        "blocks": [
+            "backbone", "batch_size", "data", "device", "images", "json", "num_classes", "out",
+            "precision", "seed", "weights",
         ],
         "doctor": [],
         "get": ["cache", "name"],

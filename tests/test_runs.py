@@ -161,6 +161,7 @@ def test_settings_are_read_by_their_type() -> None:
     assert parse_setting("none", int | None, "x") is None
     assert parse_setting("3", int | None, "x") == 3
     assert parse_setting("1,2.5", tuple[float, ...], "x") == (1.0, 2.5)
+    assert parse_setting("", tuple[int, ...], "x") == ()
     assert parse_setting("no", bool, "x") is False
     with pytest.raises(ConfigError, match="expected a bool"):
         parse_setting("maybe", bool, "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -35,6 +36,21 @@ class GroupNormNet(nn.Module):
         return logits
 
 
+class Speck(nn.Module):
+    """As small as a network with BatchNorm and three levels gets, for thousands of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.layer3 = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+        return logits
+
+
 def make_tiny(kind: str) -> nn.Module:
     """A tiny classifier of 5 classes for 16 px images, the same weights every time."""
     from bombus.backbones.vit import VisionTransformer
@@ -44,6 +60,8 @@ def make_tiny(kind: str) -> nn.Module:
         torch.manual_seed(7)
         if kind == "batchnorm":
             return WideResNet(10, 1, num_classes=5).eval()
+        if kind == "speck":
+            return Speck().eval()
         if kind == "groupnorm":
             return GroupNormNet().eval()
         return VisionTransformer(size=16, patch=4, width=16, depth=6, heads=2, num_classes=5).eval()
@@ -82,14 +100,22 @@ def tree_hash(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def make_adapter(method: str, model: nn.Module, *, seed: int = 3) -> Adapter:
-    """Any registered method on a tiny network, with a little source data where it needs some."""
+LEAN = {"codes": 16, "feature_queue": 64, "sample_queue": 64}
+
+
+def make_adapter(method: str, model: nn.Module, *, seed: int = 3, lean: bool = False) -> Adapter:
+    """Any registered method on a tiny network, with a little source data where it needs some.
+
+    Lean: with small stores, where a method has such settings, so that they fill up soon.
+    """
     chosen = bombus.known_methods()[method]
+    names = {f.name for f in fields(chosen.Config)}
+    settings = {name: value for name, value in LEAN.items() if lean and name in names}
     labels = torch.arange(8) % 5
     source = [(x, labels) if chosen.needs == "labels" else x for x in noise_batches(4)]
     return bombus.adapt(
         model,
         method,
-        config=chosen.Config(seed=seed),
+        config=chosen.Config(seed=seed, **settings),
         source=None if chosen.needs == "none" else source,
     )

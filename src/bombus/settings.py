@@ -87,7 +87,8 @@ def parse_setting(text: str, kind: Any, what: str) -> Any:
             kind = next(a for a in arguments if a is not type(None))
             return parse_setting(text, kind, what)
         if origin is tuple:
-            return tuple(parse_setting(part, arguments[0], what) for part in text.split(","))
+            parts = text.split(",") if text else []
+            return tuple(parse_setting(part, arguments[0], what) for part in parts)
         if kind is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
                 text.lower()

@@ -100,7 +100,7 @@ def test_a4_reset_is_a_fresh_start(method: str, kind: str, tmp_path: Path) -> No
 
 @every_method
 def test_a5_memory_stays_flat(method: str) -> None:
-    adapter = make_adapter(method, make_tiny("batchnorm"))
+    adapter = make_adapter(method, make_tiny("speck"), lean=True)
     batches = noise_batches(10, size=4, side=8)
     for step in range(5000):
         adapter(batches[step % 10])

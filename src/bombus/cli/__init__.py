@@ -9,11 +9,13 @@ from typing import Any
 
 import tyro
 
+from bombus.cli.blocks import blocks
 from bombus.cli.compare import compare
 from bombus.cli.data import data_get, data_make
 from bombus.cli.demo import demo
 from bombus.cli.doctor import doctor
 from bombus.cli.listing import list_names
+from bombus.cli.plot import plot
 from bombus.cli.results import results
 from bombus.cli.run import run
 from bombus.cli.warmup import warmup
@@ -31,10 +33,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "compare": compare,
     "list": list_names,
+    "plot": plot,
     "results": results,
     "demo": demo,
     "data": data,
     "warmup": warmup,
+    "blocks": blocks,
     "doctor": doctor,
 }
 DATA_COMMANDS: dict[str, Callable[..., Any]] = {"get": data_get, "make": data_make}

@@ -37,8 +37,14 @@ if TYPE_CHECKING:
     from bombus.methods.bee import Bee
 
 HEADER = "bombus.warmup"
-# What an artefact must share with the adapter that reads it; the rest is recorded only.
-STRUCTURE = ("levels", "last_descriptor", "codes")
+# What an artefact must share with the adapter that reads it.
+STRUCTURE = ("levels", "last_descriptor", "codes", "shallow")
+# What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
+DECISIVE = (
+    "level_weights", "code_start", "tau_student", "tau_teacher", "sinkhorn_iterations",
+    "feature_queue", "optimizer", "lr", "momentum", "views", "prediction_weight",
+    "warmup_images", "warmup_view", "warmup_code_lr", "seed",
+)  # fmt: skip
 
 
 def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
@@ -140,7 +146,7 @@ def load_warmup(bee: Bee, path: Path) -> None:
             f"this model has {bee.source_sha256[:12]}); make one for this model."
         )
     mine = _settings(bee)
-    for name in (*STRUCTURE, "shallow"):
+    for name in STRUCTURE:
         if header["config"][name] != mine[name]:
             raise CheckpointError(
                 f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
@@ -184,9 +190,11 @@ def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tens
 
 
 def _settings(bee: Bee) -> dict[str, Any]:
-    """The settings as JSON would give them back, with what "default" came to mean."""
+    """What decides a warm-up, as JSON would give it back, with what "default" came to mean."""
     resolved = {"levels": bee.levels, "shallow": sorted(bee.shallow)}
-    settings: dict[str, Any] = json.loads(json.dumps({**asdict(bee.config), **resolved}))
+    asked = {**asdict(bee.config), **resolved}
+    kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
+    settings: dict[str, Any] = json.loads(json.dumps(kept))
     return settings
 
 
