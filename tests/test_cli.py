@@ -261,3 +261,29 @@ def test_a_folder_of_own_images(tmp_path: Path) -> None:
     ])  # fmt: skip
     result = json.loads((tmp_path / "run" / "run.json").read_text())
     assert [(d["name"], d["samples"]) for d in result["domains"]] == [("day", 12), ("night", 12)]
+
+
+def test_warm_up_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From clean training images to a warm-up file to a run that needs no source images."""
+    chooser = np.random.default_rng(1)
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    for number in range(1, 6):
+        rows = chooser.integers(0, 256, (12, 1024, 3), dtype=np.uint8)
+        Image.fromarray(rows).save(clean / f"data_batch_{number}.png")
+    (clean / "train_lables.json").write_text(json.dumps([i % 10 for i in range(60)]))
+    weights, warm = tmp_path / "wrn.safetensors", tmp_path / "warm.safetensors"
+    save_weights(create("wrn-10-1", num_classes=10), weights)
+    network = ["--benchmark", "demo", "--backbone", "wrn-10-1", "--weights", str(weights)]
+    make = ["warmup", *network, "--data", str(clean), "--batch-size", "20", "--out", str(warm)]
+    main(make)
+    assert "already there" in fails(make, capsys)
+    assert "no warm-up" in fails(["warmup", "tent", *make[1:-1], str(tmp_path / "w")], capsys)
+    main(["run", "bee", *network, *SHORT, "--source", str(warm), "--out", str(tmp_path / "run")])
+    record = json.loads((tmp_path / "run" / "batches.jsonl").read_text().splitlines()[-1])
+    assert not record["events"]  # not source-free
+    assert record["signals"]["mcr"] > 0
+    assert set(record["phases_ms"]) == {"inner", "outer", "replay"}
+    plot = ["plot", "loss", str(tmp_path / "run"), "--out", str(tmp_path / "loss")]
+    main(plot)
+    assert (tmp_path / "loss.png").stat().st_size > 1000

@@ -19,26 +19,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 import bombus
 from bombus import checkpoint
-from bombus.backbones import create
-from bombus.backbones.weights import load_weights
-from bombus.data.benchmarks import Benchmark, find_benchmark
+from bombus.data.benchmarks import find_benchmark
 from bombus.data.images import ImageSet
-from bombus.data.source import SourceBatches
 from bombus.data.stream import Stream
-from bombus.errors import CheckpointError, ConfigError, WeightsError
+from bombus.errors import CheckpointError, ConfigError
 from bombus.methods import find_method
 from bombus.methods.base import Adapter
 from bombus.metrics.cost import peak_memory_mb, typical_ms
 from bombus.metrics.error import ErrorMeter
+from bombus.models import choose_backbone, find_source, open_model
 from bombus.online import adapt_online, autocast
-from bombus.settings import RunSettings, make_config, pick_device, to_device
+from bombus.settings import RunSettings, make_config, pick_device
 
 
 @dataclass(frozen=True)
@@ -56,45 +54,6 @@ class Progress:
 Watcher = Callable[[Progress], None]
 
 
-def warm(settings: RunSettings, out: Path) -> None:
-    """Prepare BEE on source images and keep what it learnt in a file."""
-    from bombus.methods._warmup import save_warmup
-    from bombus.methods.bee import Bee
-
-    benchmark = find_benchmark(settings.benchmark)
-    device = pick_device(settings.device)
-    method = find_method(settings.method)
-    if not issubclass(method, Bee):
-        raise ConfigError(f"{settings.method} has no warm-up; bee and bee-paper have.")
-    backbone = _choose_backbone(settings, benchmark)
-    network = create(backbone, num_classes=benchmark.classes or 0)
-    load_weights(network, _choose_weights(settings, benchmark))
-    model = to_device(network, device)
-    config = make_config(method, benchmark.name, settings)
-    batch_size = settings.batch_size or benchmark.batch_size
-    with autocast(device, settings.precision):
-        source = find_source(method, config, settings, batch_size)
-        save_warmup(method(model, config, source=source), out)
-
-
-def find_source(method: type[Adapter], config: Any, settings: RunSettings, batch_size: int) -> Any:
-    """What a method gets to prepare on: nothing, a warm-up file, or batches of training images."""
-    if method.needs == "none":
-        return None
-    given = settings.source
-    if given is None:
-        embedded = find_benchmark(settings.benchmark).warmup
-        fits = embedded is not None and settings.backbone is None and not settings.weights
-        return embedded if fits and method.name == "bee" else None
-    if given.is_file():
-        return given
-    variant: Literal["cifar10", "cifar100"] = (
-        "cifar100" if settings.benchmark == "cifar100-c" else "cifar10"
-    )
-    images = getattr(config, "warmup_images", None)
-    return SourceBatches(given, variant, batch_size, images=images, seed=settings.seed)
-
-
 class Run:
     """A prepared run: model loaded, images open, nothing written yet."""
 
@@ -103,11 +62,11 @@ class Run:
         benchmark = find_benchmark(settings.benchmark)
         self.settings = settings
         self.device = pick_device(settings.device)
-        self.backbone = _choose_backbone(settings, benchmark)
+        self.backbone = choose_backbone(settings, benchmark)
         self.config = make_config(method, benchmark.name, settings)
         self.images = images or benchmark.open(settings.data)
-        model = create(self.backbone, num_classes=benchmark.classes or self.images.classes)
-        self.weights = load_weights(model, _choose_weights(settings, benchmark))
+        classes = benchmark.classes or self.images.classes
+        self.model, self.weights = open_model(settings, benchmark, classes, self.device)
         self.stream = Stream(
             domains=settings.domains or benchmark.domains or self.images.domains,
             severity=settings.severity,
@@ -117,7 +76,6 @@ class Run:
         )
         sizes = {d: self.images.size(d) for d in self.stream.domains}
         self.plan_domains = [pieces[0].domain for pieces in self.stream.plan(sizes)]
-        self.model = to_device(model, self.device)
         self.method = method
 
     def execute(
@@ -204,7 +162,7 @@ class Run:
         return self.method.load(saved, self.model), records
 
     def _adapter(self) -> Adapter:
-        source = find_source(self.method, self.config, self.settings, self.stream.batch_size)
+        source = find_source(self.settings, self.config, self.stream.batch_size)
         with autocast(self.device, self.settings.precision):
             return self.method(self.model, self.config, source=source)
 
@@ -260,28 +218,6 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-def _choose_backbone(settings: RunSettings, benchmark: Benchmark) -> str:
-    backbone = settings.backbone or benchmark.backbone
-    if backbone is None:
-        raise ConfigError(
-            f"The benchmark {benchmark.name!r} has no network of its own; pass --backbone NAME "
-            "(see bombus list backbones)."
-        )
-    return backbone
-
-
-def _choose_weights(settings: RunSettings, benchmark: Benchmark) -> tuple[Path, ...]:
-    own_network = settings.backbone in (None, benchmark.backbone)
-    weights = settings.weights or (benchmark.weights if own_network else ())
-    if not weights:
-        raise WeightsError(
-            f"{benchmark.name} needs the weights of a trained "
-            f"{settings.backbone or benchmark.backbone}; pass --weights FILE "
-            "(safetensors, or .pt; several files for shards)."
-        )
-    return weights
 
 
 def _counts(record: dict[str, Any]) -> dict[str, tuple[int, int]]:

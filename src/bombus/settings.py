@@ -97,10 +97,3 @@ def parse_setting(text: str, kind: Any, what: str) -> Any:
     except (KeyError, ValueError):
         expected = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"Got {text!r} for {what}, expected a {expected}.") from None
-
-
-def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Channels last is how a GPU's matrix units want images; it changes no result's meaning."""
-    layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
-    moved: torch.nn.Module = model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    return moved
