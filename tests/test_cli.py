@@ -52,7 +52,7 @@ def test_options_are_pinned() -> None:
         "list": ["json", "what"],
         "plot": ["out", "runs", "what"],
         "results": ["check", "folder", "write"],
-        "demo": ["out", "seed"],
+        "demo": ["out", "samples", "seed"],
         "data": ["action"],
         "warmup": [
             "backbone", "batch_size", "benchmark", "data", "device", "method", "out", "precision",

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from bombus.runs import Progress as RunProgress
@@ -17,24 +17,20 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-class RunView:
-    """The progress of one run; call `update` after every batch."""
+class _Bar:
+    """A progress bar on the terminal while it is entered; nothing where there is no terminal."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, *columns: ProgressColumn) -> None:
         self.live = sys.stderr.isatty()
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("{task.description:<12}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total}"),
+            *columns,
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.live,
         )
         self.task = self.bar.add_task(title, total=None, status="")
-        self.recent_ms = 0.0
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -47,6 +43,20 @@ class RunView:
         trace: TracebackType | None,
     ) -> None:
         self.bar.stop()
+
+
+class RunView(_Bar):
+    """The progress of one run; call `update` after every batch."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(
+            title,
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}/{task.total}"),
+        )
+        self.title = title
+        self.recent_ms = 0.0
 
     def update(self, progress: RunProgress) -> None:
         ms = progress.record["ms"]
@@ -66,32 +76,12 @@ class RunView:
         self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-class CountView:
+class CountView(_Bar):
     """The progress of a download or of making files: `update(done, total)`."""
 
     def __init__(self, title: str, unit: str) -> None:
+        super().__init__(title, TextColumn("{task.description}"), BarColumn(bar_width=32))
         self.unit = unit
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=32),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        self.task = self.bar.add_task(title, total=None, status="")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.bar.stop()
 
     def update(self, done: int, total: int | None) -> None:
         scale = 1e6 if self.unit == "MB" else 1
