@@ -88,10 +88,10 @@ def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
     for step, x in enumerate(_with_progress(stream, total), start=1):
         for optimizer, lr in ((shallow, config.lr), (code, config.warmup_code_lr)):
             optimizer.param_groups[0]["lr"] = lr * step / total
-        views = bee._views(x)
-        teacher = bee._teacher_pass(views)
-        student = bee._pass(VIEWS[config.warmup_view](views, bee.generator))
-        loss, _ = bee._consistency(student, teacher, remember=len(x))
+        views = bee.passes.views(x)
+        teacher = bee.teach(views)
+        student = bee.passes(VIEWS[config.warmup_view](views, bee.generator))
+        loss, _ = bee.consistency(student, teacher, remember=len(x))
         agree = symmetric_cross_entropy(student.logits, teacher.logits).mean()
         gradients = torch.autograd.grad(loss + agree, [*bee.parameters, *codes])
         for p, gradient in zip([*bee.parameters, *codes], gradients, strict=True):
@@ -101,7 +101,7 @@ def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
         with torch.no_grad():
             for c in codes:
                 c.copy_(F.normalize(c, dim=1))
-        bee._follow()
+        bee.follow()
         bee.codebooks.follow(config.momentum)
     for p in bee.parameters:
         p.grad = None
@@ -176,7 +176,7 @@ def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
         if x is None:
             break
         opening.append(x)
-        for level, descriptor in bee._teacher_pass(x).descriptors.items():
+        for level, descriptor in bee.teach(x).descriptors.items():
             seen[level].append(descriptor)
     for level in bee.levels:
         descriptors = torch.cat(seen[level])

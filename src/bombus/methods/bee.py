@@ -10,14 +10,11 @@ shallow parameters that the network is called with, and so is every anchor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bombus.backbones.blocks import block_parameters, find_blocks, forward_with_blocks
-from bombus.data.augment import VIEWS, flip
+from bombus.backbones.blocks import block_parameters, find_blocks
+from bombus.data.augment import VIEWS
 from bombus.data.queue import SampleQueue
 from bombus.errors import ConfigError
 from bombus.losses.divergence import (
@@ -26,7 +23,7 @@ from bombus.losses.divergence import (
     symmetric_kl,
 )
 from bombus.losses.entropy import softmax_entropy
-from bombus.losses.multilevel import consistency, describe, log_assignment, perplexity
+from bombus.losses.multilevel import consistency, log_assignment, perplexity
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._anchors import AnchorPool, choose, flatten, merge, merge_weights, unflatten
@@ -34,17 +31,10 @@ from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
 from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, make_optimizer
+from bombus.methods._passes import Pass, Passes
 from bombus.methods._shift import ShiftDetector
 from bombus.methods._warmup import shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward over all views: logits (V * N, C) and a descriptor a level (V * N, D)."""
-
-    logits: Tensor
-    descriptors: dict[int, Tensor]
 
 
 @register("bee")
@@ -68,13 +58,13 @@ class Bee(Adapter):
         """Student and teacher in each inner step and once more; a view of its own costs one."""
         config: BeeConfig = self.config
         own_view = config.student_view != "none"
-        return len_views(config) * (2 * config.inner_steps + 2 + own_view)
+        return self.passes.views_count * (2 * config.inner_steps + 2 + own_view)
 
     @property
     def backwards(self) -> float:  # type: ignore[override]
         config: BeeConfig = self.config
         outer = 1 + (config.entropy_weight > 0)
-        return len_views(config) * (config.inner_steps + outer)
+        return self.passes.views_count * (config.inner_steps + outer)
 
     def setup(self) -> None:
         config: BeeConfig = self.config
@@ -100,7 +90,13 @@ class Bee(Adapter):
         )
         self.batches = 0
         self.alone_is_too_few = bool(batch_norms(self.model))
-        self._watch_classifier()
+        self.passes = Passes(
+            self.model,
+            self.blocks,
+            self.levels,
+            read_classifier=config.last_descriptor == "classifier",
+            mirrored=config.views == "flip",
+        )
 
     def prepare(self, source: Source | None) -> None:
         if source is not None:
@@ -142,26 +138,26 @@ class Bee(Adapter):
             current=count,
             share=config.current_share,
         )
-        views = self._views(x)
-        teacher = self._teacher_pass(views)
-        student = self._pass(self._student_view(views))
-        loss, _ = self._consistency(student, teacher, remember=0)
+        views = self.passes.views(x)
+        teacher = self.teach(views)
+        student = self.passes(self._student_view(views))
+        loss, _ = self.consistency(student, teacher, remember=0)
         if config.inner_entropy:
-            y = self._mean_views((student.logits + teacher.logits) / 2)
+            y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
         self._apply(torch.autograd.grad(loss, self.parameters))
-        self._follow()
+        self.follow()
 
     def _outer_step(self, x: Tensor) -> tuple[Tensor, Tensor]:
         config: BeeConfig = self.config
-        views = self._views(x)
-        teacher = self._teacher_pass(views)
-        student = self._pass(views)
-        prediction = self._mean_views((student.logits + teacher.logits) / 2)  # Eq. 14
+        views = self.passes.views(x)
+        teacher = self.teach(views)
+        student = self.passes(views)
+        prediction = self.passes.mean((student.logits + teacher.logits) / 2)  # Eq. 14
         seen = student
         if config.student_view != "none":
-            seen = self._pass(self._student_view(views))
-        loss, by_level = self._consistency(seen, teacher, remember=len(x))
+            seen = self.passes(self._student_view(views))
+        loss, by_level = self.consistency(seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = torch.autograd.grad(loss, self.parameters, retain_graph=seen is student)
@@ -170,7 +166,7 @@ class Bee(Adapter):
         self._apply(gradients)
         if config.entropy_weight:
             self._apply(lowering)
-        self._follow()
+        self.follow()
         if config.pull:
             self._pull()
         self.signal(mcr=float(loss.detach()), entropy=float(entropy.detach()), **by_level)
@@ -178,7 +174,7 @@ class Bee(Adapter):
 
     # Multi-level consistency regularisation
 
-    def _consistency(
+    def consistency(
         self, student: Pass, teacher: Pass, *, remember: int
     ) -> tuple[Tensor, dict[str, float]]:
         """Eq. 9 over the summed levels, with what to report of each."""
@@ -198,20 +194,20 @@ class Bee(Adapter):
             log_p = log_assignment(
                 student.descriptors[level], self.codebooks.student[level], config.tau_student
             )
-            part = consistency(log_p, self._swap_views(target))
+            part = consistency(log_p, self.passes.swap(target))
             loss = loss + weight * part
             if remember:
                 report[f"mcr_{level}"] = float(part.detach())
                 report[f"teacher_perplexity_{level}"] = float(perplexity(target))
                 report[f"student_perplexity_{level}"] = float(perplexity(log_p.detach().exp()))
         if config.prediction_weight:
-            agreed = self._mean_views(teacher.logits)
-            agreed = torch.cat([agreed] * len_views(config))
+            agreed = self.passes.mean(teacher.logits)
+            agreed = torch.cat([agreed] * self.passes.views_count)
             part = symmetric_cross_entropy(student.logits, agreed).mean()
             loss = loss + config.prediction_weight * part
         return loss, report
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Eq. 4: the teacher goes a little of the way to the student."""
         with torch.no_grad():
             for name, p in self.shallow.items():
@@ -266,47 +262,27 @@ class Bee(Adapter):
         )
 
     def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
-        logits = self._pass(views, unflatten(flat, self.shallow)).logits
-        return at_least_single(self._mean_views(logits)).log_softmax(1)
+        logits = self.passes(views, unflatten(flat, self.shallow)).logits
+        return at_least_single(self.passes.mean(logits)).log_softmax(1)
 
     def _pull(self) -> None:
         with torch.no_grad():
             for name, value in unflatten(self.anchors[0], self.shallow).items():
                 self.shallow[name].lerp_(value, self.config.pull)
 
-    # Passes and views
+    # Passes
 
-    def _pass(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
-        logits, outputs = forward_with_blocks(self.model, x, self.blocks, parameters)
-        descriptors = {j: describe(outputs[self.blocks[j - 1]]) for j in self.levels}
-        last = len(self.blocks)
-        if last in self.levels and self._classifier_input:
-            descriptors[last] = describe(self._classifier_input[-1])
-        self._classifier_input.clear()
-        return Pass(logits, descriptors)
-
-    def _teacher_pass(self, x: Tensor) -> Pass:
+    def teach(self, views: Tensor) -> Pass:
         with torch.no_grad():
-            return self._pass(x, self.teacher)
-
-    def _predict(self, x: Tensor) -> Tensor:
-        views = self._views(x)
-        both = self._pass(views).logits + self._pass(views, self.teacher).logits
-        return self._mean_views(both / 2)
-
-    def _views(self, x: Tensor) -> Tensor:
-        return torch.cat([x, flip(x)]) if self.config.views == "flip" else x
+            return self.passes(views, self.teacher)
 
     def _student_view(self, views: Tensor) -> Tensor:
         return VIEWS[self.config.student_view](views, self.generator)
 
-    def _mean_views(self, logits: Tensor) -> Tensor:
-        count = len_views(self.config)
-        return sum(logits.chunk(count), torch.zeros_like(logits[: len(logits) // count])) / count
-
-    def _swap_views(self, target: Tensor) -> Tensor:
-        """Each view learns from what the teacher saw in the other."""
-        return target.roll(len(target) // 2, 0) if self.config.views == "flip" else target
+    def _predict(self, x: Tensor) -> Tensor:
+        views = self.passes.views(x)
+        both = self.passes(views).logits + self.passes(views, self.teacher).logits
+        return self.passes.mean(both / 2)
 
     # Beginnings
 
@@ -324,27 +300,14 @@ class Bee(Adapter):
 
     def _start_without_source(self, x: Tensor) -> None:
         """Codes from the frozen model's view of the first batch: weaker, and said so."""
-        start = self._teacher_pass(self._views(x))
+        start = self.teach(self.passes.views(x))
         for level in self.levels:
             codes = draw_codes(start.descriptors[level], self.config.codes, self.generator)
             self.codebooks.start(level, codes)
         self.event("source-free", reason="no source data: codes drawn from the first batch")
-
-    def _watch_classifier(self) -> None:
-        """Keep what the last linear layer reads; it is the last level's finest descriptor."""
-        self._classifier_input: list[Tensor] = []
-        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)]
-        if linear and self.config.last_descriptor == "classifier":
-            linear[-1].register_forward_pre_hook(
-                lambda _module, inputs: self._classifier_input.append(inputs[0])
-            )
 
 
 @register("bee-paper")
 class BeePaper(Bee):
     Config = BeePaperConfig
     cheap = False
-
-
-def len_views(config: BeeConfig) -> int:
-    return 2 if config.views == "flip" else 1
