@@ -16,7 +16,7 @@ import pytest
 
 from bombus.errors import BombusError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.runs import Run
+from bombus.runs import Run, command_line
 from bombus.settings import RunSettings, make_config, parse_setting
 
 SMALL = RunSettings(
@@ -92,6 +92,12 @@ def test_the_result_says_everything(tmp_path: Path) -> None:
         "run.json",
         "settings.json",
     ]
+
+
+def test_the_recorded_command_names_no_folders_of_this_machine() -> None:
+    typed = ["run", "bee", "--weights", "/home/me/wrn.pt", "--out", "runs/bee", "--set", "lr=1e-3"]
+    expected = "bombus run bee --weights wrn.pt --out runs/bee --set lr=1e-3"
+    assert command_line(typed) == expected
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

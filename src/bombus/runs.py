@@ -16,7 +16,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -207,7 +207,7 @@ class Run:
             "precision": self.settings.precision,
             "device": _device_name(self.device),
             "versions": versions(),
-            "command": shlex.join(["bombus", *sys.argv[1:]]),
+            "command": command_line(sys.argv[1:]),
         }
 
 
@@ -218,6 +218,12 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as typed, but for the folders of absolute paths: they are nobody's business."""
+    kept = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
+    return shlex.join(["bombus", *kept])
 
 
 def _counts(record: dict[str, Any]) -> dict[str, tuple[int, int]]:
