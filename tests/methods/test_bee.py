@@ -222,6 +222,8 @@ def test_costs_as_the_paper_counts_them() -> None:
     """R = 2: six forwards and four backwards; the contract suite counts them with hooks."""
     paper = BeePaper(make_tiny("batchnorm"))
     assert (paper.forwards, paper.backwards) == (6, 4)
+    for benchmark in ("demo", "cifar10-c", "cifar100-c", "imagenet-c"):
+        assert BeePaper.Config.for_benchmark(benchmark).inner_steps == 2
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "groupnorm", "vit"])

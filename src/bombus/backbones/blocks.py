@@ -62,7 +62,7 @@ def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[s
             f"with blocks=[...] (its top-level modules: {top})."
         )
     for name in blocks:
-        _members(model, name)
+        members_of(model, name)
     return blocks
 
 
@@ -96,7 +96,7 @@ def forward_with_blocks(
 def block_parameters(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Parameter]:
     """The parameters inside these blocks under their names in the model, in the model's order."""
     # With the dot: "blocks.1" must not take "blocks.10".
-    inside = tuple(f"{path}." for name in blocks for path in _members(model, name))
+    inside = tuple(f"{path}." for name in blocks for path in members_of(model, name))
     return {name: p for name, p in model.named_parameters() if name.startswith(inside)}
 
 
@@ -113,7 +113,7 @@ def _run(prefix: str, first: int, last: int) -> str:
 # --- names to modules ------------------------------------------------------------------------
 
 
-def _members(model: nn.Module, name: str) -> list[str]:
+def members_of(model: nn.Module, name: str) -> list[str]:
     """The module paths a block name stands for, every one of them there."""
     if _has(model, name):
         return [name]
@@ -140,7 +140,7 @@ def _has(model: nn.Module, path: str) -> bool:
 
 def _last(model: nn.Module, name: str) -> nn.Module:
     """The module whose output is the block's."""
-    module = model.get_submodule(_members(model, name)[-1])
+    module = model.get_submodule(members_of(model, name)[-1])
     while isinstance(module, nn.ModuleList) and len(module):
         module = module[len(module) - 1]  # a list is never called itself
     return module
@@ -196,7 +196,7 @@ def _stages(module: nn.Module, prefix: str) -> tuple[str, ...]:
         return tuple(f"{prefix}{name}" for name in own)
     if isinstance(module, nn.Sequential) and (flat := _flat_stages(module, prefix)):
         return flat
-    found = [(name, child) for name, child in module.named_children() if _is_stage(name, child)]
+    found = [(name, child) for name, child in module.named_children() if is_stage(name, child)]
     if len(found) == 1:
         name, child = found[0]
         return _stages(child, f"{prefix}{name}.") or (f"{prefix}{name}",)
@@ -217,7 +217,7 @@ def _small_stages(model: nn.Module) -> tuple[str, ...]:
     return tuple(piles) if len(piles) >= 2 else ()
 
 
-def _is_stage(name: str, module: nn.Module) -> bool:
+def is_stage(name: str, module: nn.Module) -> bool:
     if _NOT_A_STAGE.fullmatch(name) or not any(True for _ in module.children()):
         return False
     layers = list(module.children())

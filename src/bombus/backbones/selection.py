@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from bombus.backbones.blocks import _is_stage, _members, block_parameters, find_blocks
+from bombus.backbones.blocks import block_parameters, find_blocks, is_stage, members_of
 from bombus.errors import ConfigError, DataError
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods._norm import batch_norms, use_batch_statistics
@@ -55,7 +55,7 @@ def candidate_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def _units_of_stage(model: nn.Module, stage: str) -> list[str]:
-    paths = _members(model, stage)
+    paths = members_of(model, stage)
     modules = [model.get_submodule(path) for path in paths]
     if not all(any(True for _ in module.children()) for module in modules):
         return [stage]  # a run of plain layers, none of which is a block by itself
@@ -67,7 +67,7 @@ def _units_of_stage(model: nn.Module, stage: str) -> list[str]:
 def _units(module: nn.Module, path: str) -> list[str]:
     """The repeated units in a container, or in the one container of a wrapper; else the module."""
     if not isinstance(module, CONTAINERS):
-        inside = [name for name, child in module.named_children() if _is_stage(name, child)]
+        inside = [name for name, child in module.named_children() if is_stage(name, child)]
         if len(inside) != 1:
             return [path]
         return _repeated(module.get_submodule(inside[0]), f"{path}.{inside[0]}") or [path]
@@ -78,7 +78,7 @@ def _repeated(container: nn.Module, path: str) -> list[str]:
     if not isinstance(container, CONTAINERS):
         return []
     weighted = [c for c in container.children() if any(p.ndim >= 2 for p in c.parameters())]
-    units = [(name, child) for name, child in container.named_children() if _is_stage(name, child)]
+    units = [(name, child) for name, child in container.named_children() if is_stage(name, child)]
     # Parts of different kinds (attention and MLP; squeeze-excitation among convolutions) make up
     # one block together; a block alone in its container is one, too.
     kinds = {type(child) for _, child in units}
