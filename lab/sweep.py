@@ -3,7 +3,8 @@
     python lab/sweep.py lab/variants/first.json --benchmark cifar10-c --weights W --data C10C \
         --source CIFAR10 --domains extra --samples 2000 --cycles 2 --precision bf16
 
-VARIANTS is a JSON object: name -> settings of the method, as in `--set`. Each line of --out is one
+VARIANTS is a JSON object: name -> settings of the method, as in `--set` ("source": another source,
+such as a warm-up file, for this variant alone). Each line of --out is one
 variant's result with everything needed to run it again. Several processes share the work with
 --part 0/3, 1/3, 2/3. Settings are chosen on the extra corruptions, never on the 15 test domains.
 """
@@ -86,13 +87,14 @@ def main() -> None:
         if time.perf_counter() - begun > options.seconds:
             print(f"# no time left for {name}", flush=True)
             continue
+        chosen = dict(chosen)
         settings = RunSettings(
             method=options.method,
             benchmark=options.benchmark,
             backbone=options.backbone,
             weights=tuple(options.weights),
             data=options.data,
-            source=options.source,
+            source=Path(chosen.pop("source")) if "source" in chosen else options.source,
             domains=domains,
             samples=options.samples,
             batch_size=options.batch_size,

@@ -520,12 +520,13 @@ def test_adacontrast_strong_shares() -> None:
 
 
 def test_views_by_name() -> None:
-    assert list(augment.VIEWS) == ["none", "mild", "strong", "cotta"]
+    assert list(augment.VIEWS) == ["none", "mild", "turned", "strong", "cotta"]
     x, generator = images(), seeded()
     assert augment.VIEWS["none"](x, generator) is x
     assert torch.equal(generator.get_state(), seeded().get_state())
     for name, f in (
         ("mild", augment.mild_view),
+        ("turned", augment.turned_view),
         ("strong", augment.strong_view),
         ("cotta", augment.cotta_view),
     ):

@@ -13,6 +13,8 @@ from bombus.errors import ConfigError
 from bombus.methods._optim import OptimizerName
 from bombus.methods.base import BaseConfig
 
+ViewName = Literal["none", "mild", "turned", "strong", "cotta"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeeConfig(BaseConfig):
@@ -67,12 +69,18 @@ class BeeConfig(BaseConfig):
     # --- views ---
     views: Literal["one", "flip"] = "flip"
     """Ours (DPLOT's): the image and its mirror image; each is the other's target, both predict."""
-    student_view: Literal["none", "mild", "strong", "cotta"] = "mild"
+    student_view: ViewName = "mild"
     """Ours: what the student sees in the consistency loss; the teacher sees the image itself."""
 
     # --- predictions ---
     prediction_weight: float = 0.0
     """Ours: one more level, the predictions themselves (symmetric cross-entropy, as RMT)."""
+    prediction_target: Literal["mean", "balanced"] = "mean"
+    """Ours: the mean of the teacher's views, or Sinkhorn's balance of it over recent batches."""
+    answer_shifts: tuple[int, ...] = ()
+    """Ours: the teacher also answers for the image moved by so many pixels, both ways."""
+    diversity_weight: float = 0.0
+    """Ours (SHOT's): the entropy of the batch's mean prediction is raised."""
     entropy_weight: float = 1.0
     """Eq. 15. Paper: 1, as a step of its own."""
 
@@ -106,7 +114,9 @@ class BeeConfig(BaseConfig):
     # --- warm-up ---
     warmup_images: int = 50_000
     """Paper: 50,000 source images."""
-    warmup_view: Literal["none", "mild", "strong", "cotta"] = "strong"
+    warmup_rounds: int = 1
+    """Ours: how often the source images are gone through, where they can be read again."""
+    warmup_view: ViewName = "strong"
     """Ours: the student's view in the warm-up. On the extra corruptions, one seed, the strong view
     is worth 1.0 points over none (WRN-28-10), 0.5 over the mild one (WRN-16-1), most on noise."""
     warmup_code_lr: float = 1e-3
@@ -146,9 +156,9 @@ class BeePaperConfig(BeeConfig):
     last_descriptor: Literal["block", "classifier"] = "block"
     inner_entropy: bool = False
     views: Literal["one", "flip"] = "one"
-    student_view: Literal["none", "mild", "strong", "cotta"] = "none"
+    student_view: ViewName = "none"
     trigger_scale: Literal["std", "mad"] = "std"
-    warmup_view: Literal["none", "mild", "strong", "cotta"] = "none"
+    warmup_view: ViewName = "none"
     published: ClassVar = {
         **BeeConfig.published,
         "demo": {},  # the paper's R, whatever it costs

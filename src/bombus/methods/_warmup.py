@@ -43,7 +43,7 @@ STRUCTURE = ("levels", "last_descriptor", "codes", "shallow")
 DECISIVE = (
     "level_weights", "code_start", "tau_student", "tau_teacher", "sinkhorn_iterations",
     "feature_queue", "optimizer", "lr", "momentum", "views", "prediction_weight",
-    "warmup_images", "warmup_view", "warmup_code_lr", "seed",
+    "warmup_images", "warmup_rounds", "warmup_view", "warmup_code_lr", "seed",
 )  # fmt: skip
 
 
@@ -71,10 +71,20 @@ def warm_up(bee: Bee, source: Source) -> None:
         return
     total = math.ceil(bee.config.warmup_images / len(first))
     if isinstance(source, Sized):
-        total = min(total, len(source))
-    train(bee, itertools.chain([first], batches), total)
+        total = min(total, len(source)) * bee.config.warmup_rounds
+    train(bee, itertools.chain([first], batches, _again(bee, source)), total)
     cached.parent.mkdir(parents=True, exist_ok=True)
     save_warmup(bee, cached)
+
+
+def _again(bee: Bee, source: Source) -> Iterator[Tensor]:
+    """Further rounds through a source that can be read more than once."""
+    found = isinstance(source, Sized)
+    while found:
+        found = False
+        for batch in source:
+            found = True
+            yield _images(batch).to(bee.parameters[0].device)
 
 
 def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:

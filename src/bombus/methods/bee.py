@@ -144,7 +144,11 @@ class Bee(Adapter):
         loss, _ = self.consistency(student, teacher, remember=0)
         if config.inner_entropy:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
-            loss = loss + config.entropy_weight * softmax_entropy(y).mean()
+            entropy = softmax_entropy(y).mean()
+            if config.diversity_weight:
+                mean = y.softmax(1).mean(0)
+                entropy = entropy - config.diversity_weight * torch.special.entr(mean).sum()
+            loss = loss + config.entropy_weight * entropy
         self._apply(torch.autograd.grad(loss, self.parameters))
         self.follow()
 
@@ -153,12 +157,16 @@ class Bee(Adapter):
         views = self.passes.views(x)
         teacher = self.teach(views)
         student = self.passes(views)
-        prediction = self.passes.mean((student.logits + teacher.logits) / 2)  # Eq. 14
+        teacher_says = self._teacher_answer(x, teacher)
+        prediction = (self.passes.mean(student.logits) + teacher_says) / 2  # Eq. 14
         seen = student
         if config.student_view != "none":
             seen = self.passes(self._student_view(views))
         loss, by_level = self.consistency(seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
+        if config.diversity_weight:
+            mean = prediction.softmax(1).mean(0)
+            entropy = entropy - config.diversity_weight * torch.special.entr(mean).sum()
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = torch.autograd.grad(loss, self.parameters, retain_graph=seen is student)
         if config.entropy_weight:
@@ -202,8 +210,19 @@ class Bee(Adapter):
                 report[f"student_perplexity_{level}"] = float(perplexity(log_p.detach().exp()))
         if config.prediction_weight:
             agreed = self.passes.mean(teacher.logits)
-            agreed = torch.cat([agreed] * self.passes.views_count)
-            part = symmetric_cross_entropy(student.logits, agreed).mean()
+            copies = self.passes.views_count
+            if config.prediction_target == "mean":
+                agreed = torch.cat([agreed] * copies)
+                part = symmetric_cross_entropy(student.logits, agreed).mean()
+            else:
+                agreed = at_least_single(agreed)
+                if 0 not in self.codebooks.student:
+                    self.codebooks.start(0, torch.eye(agreed.shape[1]).to(agreed))
+                target = self.codebooks.targets(
+                    0, agreed, 1.0, config.sinkhorn_iterations, remember=remember
+                )
+                log_s = at_least_single(student.logits).log_softmax(1)
+                part = consistency(log_s, torch.cat([target] * copies))
             loss = loss + config.prediction_weight * part
         return loss, report
 
@@ -281,8 +300,16 @@ class Bee(Adapter):
 
     def _predict(self, x: Tensor) -> Tensor:
         views = self.passes.views(x)
-        both = self.passes(views).logits + self.passes(views, self.teacher).logits
-        return self.passes.mean(both / 2)
+        student = self.passes.mean(self.passes(views).logits)
+        return (student + self._teacher_answer(x, self.teach(views))) / 2
+
+    def _teacher_answer(self, x: Tensor, teacher: Pass) -> Tensor:
+        shifts = self.config.answer_shifts
+        if not shifts:
+            return self.passes.mean(teacher.logits)
+        more = self.teach(self.passes.moved(x, shifts)).logits
+        said = [*teacher.logits.chunk(self.passes.views_count), *more.chunk(4 * len(shifts))]
+        return torch.stack(said).mean(0)
 
     # Beginnings
 

@@ -27,6 +27,7 @@ from bombus.data.augment.views import (
     cotta_view,
     mild_view,
     strong_view,
+    turned_view,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "random_flip",
     "random_greyscale",
     "strong_view",
+    "turned_view",
 ]

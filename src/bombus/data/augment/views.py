@@ -28,12 +28,18 @@ def mild_view(x: Tensor, generator: torch.Generator) -> Tensor:
     return _light(out, generator).to(x.dtype)
 
 
-def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
-    """The mild view with rotation by up to 15°, scale .9 to 1.1, and noise of sigma up to .04."""
+def turned_view(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The mild view with rotation by up to 15° and scale .9 to 1.1."""
     out = random_affine(
         working(x), generator, degrees=15, translate=1 / 16, scale=(0.9, 1.1), padding="reflect"
     )
-    return gaussian_noise(_light(out, generator), generator, sigma=(0, 0.04)).to(x.dtype)
+    return _light(out, generator).to(x.dtype)
+
+
+def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The turned view with noise of sigma up to .04."""
+    out = turned_view(working(x), generator)
+    return gaussian_noise(out, generator, sigma=(0, 0.04)).to(x.dtype)
 
 
 def _light(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -117,6 +123,7 @@ def adacontrast_strong(x: Tensor, generator: torch.Generator) -> Tensor:
 VIEWS: dict[str, View] = {
     "none": plain_view,
     "mild": mild_view,
+    "turned": turned_view,
     "strong": strong_view,
     "cotta": cotta_view,
 }
