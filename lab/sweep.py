@@ -55,6 +55,7 @@ def measure(settings: RunSettings, cycles: int, images: Any) -> tuple[dict[str, 
     length = len(run.plan_domains) // (cycles * len(set(run.plan_domains)))
     events: list[dict[str, Any]] = []
     last: dict[str, float] = {}
+    losses: list[float] = []  # to judge triggers with
     batches = run.stream.batches(run.images)
     for record in adapt_online(adapter, batches, device=run.device, precision=settings.precision):
         if record["batch"] % length == 0:
@@ -64,6 +65,7 @@ def measure(settings: RunSettings, cycles: int, images: Any) -> tuple[dict[str, 
             per_visit[-1][1] += counts["samples"]
         events += [{"batch": record["batch"], **event} for event in record["events"]]
         last = record["signals"]
+        losses.append(round(last.get("mcr", 0.0), 3))
     errors = [round(100 * wrong / samples, 2) for wrong, samples in per_visit]
     result = {
         "mean": round(sum(errors) / len(errors), 3),
@@ -71,6 +73,7 @@ def measure(settings: RunSettings, cycles: int, images: Any) -> tuple[dict[str, 
         "prepare_s": round(ready - start, 1),
         "run_s": round(time.perf_counter() - ready, 1),
         "replays": [e["batch"] for e in events if e["event"] == "replay"],
+        "losses": losses,
         "last_signals": {k: round(v, 3) for k, v in last.items()},
     }
     return result, run.images
@@ -103,7 +106,7 @@ def main() -> None:
             set={**common, **{key: _as_text(value) for key, value in chosen.items()}},
         )
         result, images = measure(settings, options.cycles, images)
-        facts = {k: v for k, v in result.items() if k not in ("mean", "errors")}
+        facts = {k: v for k, v in result.items() if k not in ("mean", "errors", "losses")}
         print(f"{result['mean']:6.2f}  {name:<32} {result['errors']} {facts}", flush=True)
         if options.out:
             line = {"name": name, "settings": settings.to_dict(), **result}

@@ -40,6 +40,22 @@ def test_saving_again_leaves_two_files(tmp_path: Path) -> None:
     assert checkpoint.load_state(tmp_path)[0]["a"] == 2.0
 
 
+def test_a_part_that_stayed_the_same_is_not_written_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.safetensors").write_bytes(b"somebody else's")
+    large = {"w": torch.randn(10)}
+    checkpoint.save_state(tmp_path, {"once": large, "now": torch.tensor(1.0)}, {})
+    (once,) = tmp_path.glob("once-*")
+    inode = once.stat().st_ino
+    checkpoint.save_state(tmp_path, {"once": large, "now": torch.tensor(2.0)}, {})
+    assert once.stat().st_ino == inode
+    once.write_bytes(once.read_bytes()[:-1] + b"?")  # damaged meanwhile: then it is
+    checkpoint.save_state(tmp_path, {"once": large, "now": torch.tensor(3.0)}, {})
+    state, _ = checkpoint.load_state(tmp_path)
+    assert torch.equal(state["once"]["w"], large["w"])
+    assert len(list(tmp_path.iterdir())) == 4
+    assert (tmp_path / "mine.safetensors").read_bytes() == b"somebody else's"
+
+
 def test_views_of_one_storage_are_stored_apart(tmp_path: Path) -> None:
     base = torch.arange(6.0)
     checkpoint.save_state(tmp_path, {"a": base[:3], "b": base, "c": base[0].expand(4)}, {})
@@ -118,7 +134,7 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
         checkpoint.load_state(tmp_path)
     checkpoint.save_state(tmp_path, STATE, {})
     manifest = json.loads((tmp_path / checkpoint.MANIFEST).read_text())
-    (tmp_path / manifest["tensors"]).unlink()
+    (tmp_path / manifest["parts"]["weights"]["tensors"]).unlink()
     with pytest.raises(CheckpointError, match="which is not there"):
         checkpoint.load_state(tmp_path)
     with pytest.raises(TypeError, match="/odd is a set"):

@@ -1,9 +1,10 @@
 """Crash-safe storage of nested state: tensors in safetensors, everything else in one JSON manifest.
 
-A folder holds `manifest.json` and the tensor file it names. The tensor file is written and synced
-under a name made of its own hash, then the manifest is replaced in one step, then the old tensor
-file goes. Killed at any moment, the folder holds the old state or the new one, whole. The hashes
-are checked on loading, because safetensors does not notice a flipped bit. No pickle anywhere.
+A state comes in named parts. A folder holds `manifest.json` and the tensor files it names, one a
+part. A tensor file is written and synced under a name made of its own hash (so a part that has not
+changed is not written again), then the manifest is replaced in one step, then files it no longer
+names go. Killed at any moment, the folder holds the old state or the new one, whole. The hashes are
+checked on loading, because safetensors does not notice a flipped bit. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor
 from bombus.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -46,20 +47,33 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def save_state(folder: Path, state: Any, meta: dict[str, Any]) -> None:
-    """Store a tree of dicts, lists, tensors, numbers and strings, with a JSON header beside it."""
+def save_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> None:
+    """Store trees of dicts, lists, tensors, numbers and strings, with a JSON header beside them."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    skeleton = _strip_tensors(state, tensors)
-    data = format_tensors(tensors)
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"state-{digest[:16]}.safetensors"
-    write_bytes(folder / name, data)
-    body = {"format": FORMAT, "meta": meta, "tensors": name, "sha256": digest, "state": skeleton}
+    stored: dict[str, dict[str, Any]] = {}
+    for part, tree in parts.items():
+        tensors: dict[str, Tensor] = {}
+        skeleton = _strip_tensors(tree, tensors, f"/{part}")
+        data = format_tensors(tensors)
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{part}-{digest[:16]}.safetensors"
+        if not _is_whole(folder / name, digest, len(data)):
+            write_bytes(folder / name, data)
+        stored[part] = {"tensors": name, "sha256": digest, "state": skeleton}
+    body = {"format": FORMAT, "meta": meta, "parts": stored}
     write_json(folder / MANIFEST, {**body, "manifest_sha256": _digest(body)})
-    for old in folder.glob("state-*.safetensors"):
-        if old.name != name:
-            old.unlink(missing_ok=True)
+    for part, kept in stored.items():
+        # Only names of ours: somebody may keep other files in this folder.
+        for old in folder.glob(f"{part}-{'[0-9a-f]' * 16}.safetensors"):
+            if old.name != kept["tensors"]:
+                old.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, digest: str, size: int) -> bool:
+    """Whether an earlier save left this very file, undamaged."""
+    if not path.exists() or path.stat().st_size != size:
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
 def load_meta(folder: Path) -> dict[str, Any]:
@@ -68,28 +82,38 @@ def load_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def load_state(folder: Path, *, device: torch.device | None = None) -> tuple[Any, dict[str, Any]]:
+def load_state(
+    folder: Path, *, device: torch.device | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parts and the header."""
     body = _read_manifest(folder)
-    path = folder / body["tensors"]
+    parts = {}
+    for name, part in body["parts"].items():
+        tensors = _read_tensors(folder, part)
+        if device is not None:
+            tensors = {key: t.to(device) for key, t in tensors.items()}
+        parts[name] = _refill_tensors(part["state"], tensors)
+    return parts, body["meta"]
+
+
+def _read_tensors(folder: Path, part: dict[str, Any]) -> dict[str, Tensor]:
+    path = folder / part["tensors"]
     try:
         data = path.read_bytes()
     except OSError:
         raise CheckpointError(
-            f"The checkpoint {folder} names {body['tensors']}, which is not there; "
+            f"The checkpoint {folder} names {part['tensors']}, which is not there; "
             "restore the file or start anew."
         ) from None
-    if hashlib.sha256(data).hexdigest() != body["sha256"]:
+    if hashlib.sha256(data).hexdigest() != part["sha256"]:
         raise CheckpointError(
             f"The checkpoint file {path} is damaged (its sha256 differs from the recorded one); "
             "restore it from a copy or start anew."
         )
     try:
-        tensors = parse_tensors(data)
+        return parse_tensors(data)
     except SafetensorError as error:
         raise CheckpointError(f"The checkpoint file {path} cannot be read: {error}.") from None
-    if device is not None:
-        tensors = {name: t.to(device) for name, t in tensors.items()}
-    return _refill_tensors(body["state"], tensors), body["meta"]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -123,7 +147,7 @@ def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _strip_tensors(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+def _strip_tensors(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Move tensors out of a tree. Dicts become lists of pairs: integer keys survive JSON so."""
     if isinstance(value, Tensor):
         # Shared storage (a view, an expanded tensor) would be refused by safetensors: own bytes.
@@ -137,7 +161,7 @@ def _strip_tensors(value: Any, tensors: dict[str, Tensor], path: str = "") -> An
         return {"tuple" if isinstance(value, tuple) else "list": items}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise TypeError(f"State at {path or '/'} is a {type(value).__name__}, which cannot be stored.")
+    raise TypeError(f"State at {path} is a {type(value).__name__}, which cannot be stored.")
 
 
 def _refill_tensors(node: dict[str, Any], tensors: dict[str, Tensor]) -> Any:

@@ -16,6 +16,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class Run:
         batches = self.stream.batches(self.images, start=len(records))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        saved_at, saving_s = time.perf_counter(), 0.0
         with log.open("ab") as file:
             for record in adapt_online(
                 adapter, batches, device=self.device, precision=self.settings.precision
@@ -107,8 +109,13 @@ class Run:
                 meter.add(_counts(record))
                 if watch is not None:
                     watch(self._progress(record, meter, len(records)))
-                if len(records) % checkpoint_every == 0 and len(records) < total:
+                due = len(records) % checkpoint_every == 0 and len(records) < total
+                # A large state on a slow disk must not double the time: a twentieth at most.
+                if due and time.perf_counter() - saved_at >= 20 * saving_s:
+                    start = time.perf_counter()
                     self._save(adapter, file, saved)
+                    saved_at = time.perf_counter()
+                    saving_s = saved_at - start
             if keep_adapter:
                 self._save(adapter, file, saved)
             file.flush()

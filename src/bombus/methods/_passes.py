@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from bombus.backbones.blocks import forward_with_blocks
 from bombus.data.augment import flip
@@ -58,15 +57,6 @@ class Passes:
 
     def views(self, x: Tensor) -> Tensor:
         return torch.cat([x, flip(x)]) if self.views_count == 2 else x
-
-    def moved(self, x: Tensor, pixels: Sequence[int]) -> Tensor:
-        """The image moved along both diagonals, by each of these many pixels, and mirrored."""
-        height, width = x.shape[2:]
-        out = []
-        for p in pixels:
-            wide = pad(x, (p, p, p, p), mode="reflect")
-            out += [wide[..., :height, :width], wide[..., 2 * p :, 2 * p :]]
-        return torch.cat([*out, *map(flip, out)])
 
     def mean(self, logits: Tensor) -> Tensor:
         """One prediction an image, from all its views."""

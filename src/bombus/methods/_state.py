@@ -40,6 +40,22 @@ def unpack(packed: Any, target: Any, name: str) -> Any:
     return packed
 
 
+class Weights:
+    """Frozen parameters that a preparation has changed: state of their own, filled in place."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.parameters = dict(parameters)
+        self.changed = False  # until then they are the source model's, and no state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {k: p.detach() for k, p in self.parameters.items()} if self.changed else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.changed = bool(state)
+        if state:
+            _fill(state, {k: p.detach() for k, p in self.parameters.items()}, "weights")
+
+
 def clone(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.detach().clone()

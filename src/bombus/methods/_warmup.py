@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 HEADER = "bombus.warmup"
 # What an artefact must share with the adapter that reads it.
-STRUCTURE = ("levels", "last_descriptor", "codes", "shallow")
+STRUCTURE = ("levels", "last_descriptor", "codes", "shallow", "warmup_blocks")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
 DECISIVE = (
     "level_weights", "code_start", "tau_student", "tau_teacher", "sinkhorn_iterations",
-    "feature_queue", "optimizer", "lr", "momentum", "views", "prediction_weight",
+    "feature_queue", "optimizer", "warmup_lr", "momentum", "views", "prediction_weight",
     "warmup_images", "warmup_rounds", "warmup_view", "warmup_code_lr", "seed",
 )  # fmt: skip
 
@@ -92,38 +92,49 @@ def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
     batches = iter(batches)
     opening = _start_codes(bee, batches)
     codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
-    shallow = make_optimizer(bee.parameters, config.optimizer, config.lr)
+    trained = {**bee.shallow, **bee.deep.parameters}
+    for p in trained.values():
+        p.requires_grad_(True)
+    bee.teacher = {name: p.detach().clone() for name, p in trained.items()}
+    parameters = list(trained.values())
+    body = make_optimizer(parameters, config.optimizer, config.warmup_lr)
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
     stream = itertools.islice(itertools.chain(opening, batches), total)
     for step, x in enumerate(_with_progress(stream, total), start=1):
-        for optimizer, lr in ((shallow, config.lr), (code, config.warmup_code_lr)):
+        for optimizer, lr in ((body, config.warmup_lr), (code, config.warmup_code_lr)):
             optimizer.param_groups[0]["lr"] = lr * step / total
         views = bee.passes.views(x)
         teacher = bee.teach(views)
         student = bee.passes(VIEWS[config.warmup_view](views, bee.generator))
         loss, _ = bee.consistency(student, teacher, remember=len(x))
         agree = symmetric_cross_entropy(student.logits, teacher.logits).mean()
-        gradients = torch.autograd.grad(loss + agree, [*bee.parameters, *codes])
-        for p, gradient in zip([*bee.parameters, *codes], gradients, strict=True):
-            p.grad = gradient
-        shallow.step()
+        gradients = torch.autograd.grad(loss + agree, [*parameters, *codes])
+        for leaf, gradient in zip([*parameters, *codes], gradients, strict=True):
+            leaf.grad = gradient
+        body.step()
         code.step()
         with torch.no_grad():
             for c in codes:
                 c.copy_(F.normalize(c, dim=1))
         bee.follow()
         bee.codebooks.follow(config.momentum)
-    for p in bee.parameters:
+    for p in parameters:
         p.grad = None
     for level, c in bee.codebooks.student.items():
         bee.codebooks.student[level] = c.detach()
+    # Student and teacher go on from the student: the teacher, an average over a rising learning
+    # rate, lags behind it.
+    bee.teacher = {name: p.detach().clone() for name, p in bee.shallow.items()}
+    for p in bee.deep.parameters.values():
+        p.requires_grad_(False)
+    bee.deep.changed = bool(bee.deep.parameters)
 
 
 def save_warmup(bee: Bee, path: Path) -> None:
     books = bee.codebooks
     tensors = {
-        **{f"student/{name}": p.detach() for name, p in bee.shallow.items()},
-        **{f"teacher/{name}": p for name, p in bee.teacher.items()},
+        **{f"shallow/{name}": p.detach() for name, p in bee.shallow.items()},
+        **{f"deep/{name}": p for name, p in bee.deep.state_dict().items()},
         **{f"student codes/{level}": c for level, c in books.student.items()},
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
@@ -167,10 +178,12 @@ def load_warmup(bee: Bee, path: Path) -> None:
         for name, tensor in tensors.items():
             kind, _, key = name.partition("/")
             value = tensor.to(device)
-            if kind == "student":
+            if kind == "shallow":
                 bee.shallow[key].copy_(value)
-            elif kind == "teacher":
                 bee.teacher[key].copy_(value)
+            elif kind == "deep":
+                bee.deep.parameters[key].copy_(value)
+                bee.deep.changed = True
             else:
                 books = bee.codebooks
                 book = {"student codes": books.student, "teacher codes": books.teacher}

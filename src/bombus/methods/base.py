@@ -71,6 +71,7 @@ class Adapter(ABC):
     source_optional: ClassVar[bool] = False  # there is a documented way without source data
     cheap: ClassVar[bool] = True  # cheap enough for the demo on two cores
     stateful: ClassVar[tuple[str, ...]] = ("model",)
+    prepared: ClassVar[tuple[str, ...]] = ()  # what `prepare` makes and no batch changes
     # Passes over one batch; a method whose settings decide makes properties of them.
     forwards: float = 1
     backwards: float = 0
@@ -107,6 +108,7 @@ class Adapter(ABC):
                 self.prepare(source if self.needs != "none" else None)
                 self._fresh = _state.clone(self.state_dict())
             else:
+                self._fill(state["prepared"])
                 self._fresh = state["fresh"]
                 self.load_state_dict(state["now"])
 
@@ -170,7 +172,7 @@ class Adapter(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes over time. Frozen parameters are the source model's and stay out."""
-        return {name: _state.pack(getattr(self, name)) for name in (*self.stateful, "generator")}
+        return self._packed((*self.stateful, "generator"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         missing = {*self.stateful, "generator"} ^ set(state)
@@ -178,17 +180,17 @@ class Adapter(ABC):
             raise CheckpointError(
                 f"This state does not belong to {self.name}: it differs in {sorted(missing)}."
             )
-        with torch.no_grad():
-            for name, packed in state.items():
-                # A clone: two adapters given the same state must not come to share it.
-                own = _state.unpack(_state.clone(packed), getattr(self, name), name)
-                setattr(self, name, own)
+        self._fill(state)
 
     def save(self, folder: str | Path, **notes: int | str) -> None:
         """Store everything, crash-safe; `notes` go into the header beside it."""
         meta = {"method": self.name, "config": asdict(self.config), **self._identity(), **notes}
-        state = {"now": self.state_dict(), "fresh": self._fresh}
-        checkpoint.save_state(Path(folder), state, meta)
+        parts = {
+            "prepared": self._packed(self.prepared),
+            "fresh": self._fresh,
+            "now": self.state_dict(),
+        }
+        checkpoint.save_state(Path(folder), parts, meta)
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module, *, input: Input | None = None) -> Self:
@@ -217,6 +219,16 @@ class Adapter(ABC):
         return cls(model, config, input=input or stored, state=state)
 
     # Inside
+
+    def _packed(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: _state.pack(getattr(self, name)) for name in names}
+
+    def _fill(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, packed in state.items():
+                # A clone: two adapters given the same state must not come to share it.
+                own = _state.unpack(_state.clone(packed), getattr(self, name), name)
+                setattr(self, name, own)
 
     def _identity(self) -> dict[str, Any]:
         return {"source_sha256": self.source_sha256, "input": self.input.to_dict()}

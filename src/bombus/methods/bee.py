@@ -32,7 +32,8 @@ from bombus.methods._codebooks import Codebooks, draw_codes
 from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, make_optimizer
 from bombus.methods._passes import Pass, Passes
-from bombus.methods._shift import ShiftDetector
+from bombus.methods._shift import LevelDetector, ShiftDetector
+from bombus.methods._state import Weights
 from bombus.methods._warmup import shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
 
@@ -52,6 +53,7 @@ class Bee(Adapter):
         "shift",
         "batches",
     )
+    prepared = ("deep",)
 
     @property
     def forwards(self) -> float:  # type: ignore[override]
@@ -77,17 +79,15 @@ class Bee(Adapter):
             parameter.requires_grad_(True)
         self.parameters = list(self.shallow.values())
         self.teacher = {name: p.detach().clone() for name, p in self.shallow.items()}
+        prepared = block_parameters(
+            self.model, self.blocks if config.warmup_blocks == "all" else ()
+        )
+        self.deep = Weights({n: p for n, p in prepared.items() if n not in self.shallow})
         self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
         self.anchors = AnchorPool(config.anchors)
-        self.shift = ShiftDetector(
-            window=config.window,
-            threshold=config.threshold,
-            smoothing=config.smoothing,
-            minimum=config.window_minimum,
-            scale=config.trigger_scale,
-        )
+        self.shift = self._shift_detector()
         self.batches = 0
         self.alone_is_too_few = bool(batch_norms(self.model))
         self.passes = Passes(
@@ -144,11 +144,7 @@ class Bee(Adapter):
         loss, _ = self.consistency(student, teacher, remember=0)
         if config.inner_entropy:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
-            entropy = softmax_entropy(y).mean()
-            if config.diversity_weight:
-                mean = y.softmax(1).mean(0)
-                entropy = entropy - config.diversity_weight * torch.special.entr(mean).sum()
-            loss = loss + config.entropy_weight * entropy
+            loss = loss + config.entropy_weight * softmax_entropy(y).mean()
         self._apply(torch.autograd.grad(loss, self.parameters))
         self.follow()
 
@@ -157,16 +153,12 @@ class Bee(Adapter):
         views = self.passes.views(x)
         teacher = self.teach(views)
         student = self.passes(views)
-        teacher_says = self._teacher_answer(x, teacher)
-        prediction = (self.passes.mean(student.logits) + teacher_says) / 2  # Eq. 14
+        prediction = self.passes.mean((student.logits + teacher.logits) / 2)  # Eq. 14
         seen = student
         if config.student_view != "none":
             seen = self.passes(self._student_view(views))
         loss, by_level = self.consistency(seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
-        if config.diversity_weight:
-            mean = prediction.softmax(1).mean(0)
-            entropy = entropy - config.diversity_weight * torch.special.entr(mean).sum()
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = torch.autograd.grad(loss, self.parameters, retain_graph=seen is student)
         if config.entropy_weight:
@@ -210,27 +202,17 @@ class Bee(Adapter):
                 report[f"student_perplexity_{level}"] = float(perplexity(log_p.detach().exp()))
         if config.prediction_weight:
             agreed = self.passes.mean(teacher.logits)
-            copies = self.passes.views_count
-            if config.prediction_target == "mean":
-                agreed = torch.cat([agreed] * copies)
-                part = symmetric_cross_entropy(student.logits, agreed).mean()
-            else:
-                agreed = at_least_single(agreed)
-                if 0 not in self.codebooks.student:
-                    self.codebooks.start(0, torch.eye(agreed.shape[1]).to(agreed))
-                target = self.codebooks.targets(
-                    0, agreed, 1.0, config.sinkhorn_iterations, remember=remember
-                )
-                log_s = at_least_single(student.logits).log_softmax(1)
-                part = consistency(log_s, torch.cat([target] * copies))
+            agreed = torch.cat([agreed] * self.passes.views_count)
+            part = symmetric_cross_entropy(student.logits, agreed).mean()
             loss = loss + config.prediction_weight * part
         return loss, report
 
     def follow(self) -> None:
         """Eq. 4: the teacher goes a little of the way to the student."""
+        own = {**self.shallow, **self.deep.parameters}
         with torch.no_grad():
-            for name, p in self.shallow.items():
-                self.teacher[name].lerp_(p, 1 - self.config.momentum)
+            for name, t in self.teacher.items():
+                t.lerp_(own[name], 1 - self.config.momentum)
 
     def _apply(self, gradients: tuple[Tensor, ...]) -> None:
         if not apply_gradients(gradients, self.parameters, self.optimizer):
@@ -300,16 +282,8 @@ class Bee(Adapter):
 
     def _predict(self, x: Tensor) -> Tensor:
         views = self.passes.views(x)
-        student = self.passes.mean(self.passes(views).logits)
-        return (student + self._teacher_answer(x, self.teach(views))) / 2
-
-    def _teacher_answer(self, x: Tensor, teacher: Pass) -> Tensor:
-        shifts = self.config.answer_shifts
-        if not shifts:
-            return self.passes.mean(teacher.logits)
-        more = self.teach(self.passes.moved(x, shifts)).logits
-        said = [*teacher.logits.chunk(self.passes.views_count), *more.chunk(4 * len(shifts))]
-        return torch.stack(said).mean(0)
+        both = self.passes(views).logits + self.teach(views).logits
+        return self.passes.mean(both / 2)
 
     # Beginnings
 
@@ -324,6 +298,18 @@ class Bee(Adapter):
                 f"expected 1 to {count}, or -1 to -{count} from the last."
             )
         return levels
+
+    def _shift_detector(self) -> ShiftDetector | LevelDetector:
+        config: BeeConfig = self.config
+        window, minimum = config.window, config.window_minimum
+        if config.trigger == "level":
+            return LevelDetector(window=window, minimum=minimum, threshold=config.threshold)
+        return ShiftDetector(
+            window=window,
+            minimum=minimum,
+            threshold=config.threshold,
+            smoothing=config.smoothing,
+        )
 
     def _start_without_source(self, x: Tensor) -> None:
         """Codes from the frozen model's view of the first batch: weaker, and said so."""
