@@ -261,17 +261,63 @@ def test_warm_up_is_kept_and_read_back(tmp_path: Path) -> None:
         assert torch.equal(read(x), warm(x))
 
 
-def test_warm_up_moves_codes_and_student_only_a_little_and_teacher_less() -> None:
+@pytest.mark.parametrize("blocks", ["shallow", "all"])
+def test_warm_up_moves_codes_and_blocks(blocks: Any) -> None:
     model = make_tiny("batchnorm")
-    bee = Bee(model, source=noise_batches(6))
-    source = {name: p.detach() for name, p in model.named_parameters()}
-    student = sum(float((p.detach() - source[n]).abs().sum()) for n, p in bee.shallow.items())
-    teacher = sum(float((p - source[n]).abs().sum()) for n, p in bee.teacher.items())
-    assert 0 < teacher < student
+    bee = Bee(model, Bee.Config(warmup_blocks=blocks), source=noise_batches(6))
+    source = dict(model.named_parameters())
+    moved = {n for n, p in bee.model.named_parameters() if not torch.equal(p, source[n])}
+    assert moved == {
+        n for n in source if n.startswith("block1." if blocks == "shallow" else "block")
+    }
+    assert not any(p.requires_grad for n, p in bee.model.named_parameters() if n not in bee.shallow)
+    for name, p in bee.shallow.items():  # both go on from the teacher's average
+        assert torch.equal(p, bee.teacher[name])
     for level in bee.levels:
         codes = bee.codebooks.student[level]
         torch.testing.assert_close(codes.norm(dim=1), torch.ones(len(codes)))
         assert not torch.equal(codes, bee.codebooks.teacher[level])
+
+
+def test_prepared_deep_blocks_are_saved_once_and_come_back(tmp_path: Path) -> None:
+    model, batches = make_tiny("batchnorm"), noise_batches(8)
+    bee = Bee(model, source=batches[:3])
+    deep = {n: p.detach().clone() for n, p in bee.deep.parameters.items()}
+    for x in batches[3:6]:
+        bee(x)
+    bee.save(tmp_path)
+    (prepared,) = tmp_path.glob("prepared-*")
+    inode = prepared.stat().st_ino
+    bee(batches[6])
+    bee.save(tmp_path)
+    assert prepared.stat().st_ino == inode
+    again = Bee.load(tmp_path, model)
+    assert all(torch.equal(again.deep.parameters[n], p) for n, p in deep.items())
+    assert any(not torch.equal(p, dict(model.named_parameters())[n]) for n, p in deep.items())
+    assert torch.equal(again(batches[7]), bee(batches[7]))
+    again.reset()
+    assert all(torch.equal(again.deep.parameters[n], p) for n, p in deep.items())
+
+
+def test_rounds_go_through_the_source_again() -> None:
+    seen = []
+
+    class Counted(list[torch.Tensor]):
+        def __iter__(self) -> Any:
+            for x in super().__iter__():
+                seen.append(1)
+                yield x
+
+    Bee(
+        make_tiny("batchnorm"),
+        Bee.Config(warmup_rounds=3, seed=77),
+        source=Counted(noise_batches(4)),
+    )
+    assert len(seen) == 12
+    seen.clear()
+    stream = iter(Counted(noise_batches(5)))
+    Bee(make_tiny("batchnorm"), Bee.Config(warmup_rounds=3, seed=78), source=stream)
+    assert len(seen) == 5  # an iterator runs dry: once is what there is
 
 
 @pytest.mark.parametrize("damage", ["cut", "absent", "other weights", "other levels"])

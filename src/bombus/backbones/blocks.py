@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -66,21 +67,32 @@ def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[s
     return blocks
 
 
-def forward_with_blocks(
+@dataclass(frozen=True)
+class Seen:
+    """One forward, looked into: the logits, every block's output, what the classifier read."""
+
+    logits: Tensor
+    blocks: dict[str, Tensor]
+    features: Tensor | None  # None where no linear layer gave the logits
+
+
+def look(
     model: nn.Module,
     x: Tensor,
-    blocks: Sequence[str],
+    blocks: Sequence[str] = (),
     params: Mapping[str, Tensor] | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One forward: the logits and every block's output, both with their graph.
+) -> Seen:
+    """One forward, everything with its graph.
 
-    `params` stand in for the model's own parameters and buffers of these names.
+    `params` stand in for the model's own parameters and buffers of these names. The classifier is
+    the linear layer whose very output the model returned, wherever it was defined.
     """
     watched: dict[int, list[str]] = {}
     for name in blocks:
         watched.setdefault(id(_last(model, name)), []).append(name)
     outputs: dict[str, Tensor] = {}
-    with _watching(watched, outputs):
+    linear: list[tuple[Tensor, Tensor]] = []
+    with _watching(watched, outputs, linear):
         logits = model(x) if params is None else functional_call(model, dict(params), (x,))
     logits = getattr(logits, "logits", logits)
     if not isinstance(logits, Tensor):
@@ -90,7 +102,39 @@ def forward_with_blocks(
         )
     if absent := [name for name in blocks if name not in outputs]:
         raise ConfigError(f"The block {absent[0]!r} took no part in the model's forward.")
-    return logits, {name: outputs[name] for name in blocks}
+    return Seen(logits, {name: outputs[name] for name in blocks}, _what_was_read(logits, linear))
+
+
+def _what_was_read(logits: Tensor, linear: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
+    for read, output in reversed(linear):
+        if output is logits:
+            return read
+    for read, output in reversed(linear):  # a model that returns a copy
+        if output.shape == logits.shape and output.equal(logits):
+            return read
+    return None
+
+
+def forward_with_blocks(
+    model: nn.Module,
+    x: Tensor,
+    blocks: Sequence[str],
+    params: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits and every block's output."""
+    seen = look(model, x, blocks, params)
+    return seen.logits, seen.blocks
+
+
+def forward_with_features(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits (N, C) and the penultimate features (N, D) they were made of."""
+    seen = look(model, x)
+    if seen.features is None or seen.features.ndim != 2:
+        raise ConfigError(
+            f"No nn.Linear of {type(model).__name__} gives its logits, so it has no penultimate "
+            "feature; end the network with one."
+        )
+    return seen.logits, seen.features
 
 
 def block_parameters(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Parameter]:
@@ -153,16 +197,22 @@ _call: ContextVar[object | None] = ContextVar("_call", default=None)
 
 
 @contextmanager
-def _watching(watched: Mapping[int, list[str]], outputs: dict[str, Tensor]) -> Iterator[None]:
-    """Collects the outputs of the watched modules while it lasts.
+def _watching(
+    watched: Mapping[int, list[str]],
+    outputs: dict[str, Tensor],
+    linear: list[tuple[Tensor, Tensor]],
+) -> Iterator[None]:
+    """Collects the outputs of the watched modules, and what linear layers read and gave.
 
     One hook for all modules rather than one on each: torch's transformer layers change to another
     kernel as soon as they carry a hook of their own, and the logits must stay the same to the bit.
     """
     this = object()
 
-    def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if _call.get() is this:
+            if isinstance(module, nn.Linear) and inputs:
+                linear.append((inputs[0], output))
             for name in watched.get(id(module), ()):
                 outputs[name] = _tensor(output, name)
 

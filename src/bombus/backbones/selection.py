@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_hook
 
 from bombus.backbones.blocks import block_parameters, find_blocks, is_stage, members_of
-from bombus.errors import ConfigError, DataError
+from bombus.backbones.prototypes import class_prototypes
+from bombus.errors import ConfigError
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods._norm import batch_norms, use_batch_statistics
 from bombus.methods._optim import descend, make_optimizer
@@ -129,8 +129,7 @@ def score_blocks(
     with torch.inference_mode(False), torch.enable_grad():
         fresh = deepcopy(model).eval().requires_grad_(False)
         use_batch_statistics(fresh)
-        classifier = _find_classifier(fresh, open_source)
-        before = _prototypes(fresh, classifier, open_source, count)
+        before = _prototypes(fresh, open_source, count)
         if not before.isfinite().all():
             raise ConfigError(
                 f"{type(model).__name__} gives features that are not finite on the source images; "
@@ -142,7 +141,7 @@ def score_blocks(
             trained = deepcopy(fresh)
             similarity = None
             if _train_block(trained, name, open_source, count, lr=lr, noise=noise, seed=seed):
-                after = _prototypes(trained, classifier, open_source, count)
+                after = _prototypes(trained, open_source, count)
                 if after.isfinite().all():
                     similarity = _cosine(before, after)
             similarities.append(similarity)
@@ -183,70 +182,18 @@ def _batches(
             yield x.to(device), y
 
 
-def _find_classifier(model: nn.Module, open_source: Callable[[], Batches]) -> str:
-    """The path of the nn.Linear whose output is the logits; its input is the feature."""
-    first = next(iter(_batches(model, open_source)), None)
-    if first is None:
-        raise DataError("There are no source batches to score blocks on (of 2 images or more).")
-    paths = {id(module): path for path, module in model.named_modules()}
-    called: list[tuple[str, Tensor]] = []
-
-    def keep(module: nn.Module, _inputs: object, output: Tensor) -> None:
-        if isinstance(module, nn.Linear) and id(module) in paths:
-            called.append((paths[id(module)], output))
-
-    handle = register_module_forward_hook(keep)
-    try:
-        with torch.no_grad():
-            logits = _logits(model, first[0])
-    finally:
-        handle.remove()
-    for path, output in reversed(called):
-        if output is logits or (output.shape == logits.shape and output.equal(logits)):
-            return path
-    raise ConfigError(
-        f"No nn.Linear of {type(model).__name__} gives its logits, so it has no penultimate "
-        "feature to make class prototypes of; end the network with one."
-    )
-
-
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
     output = model(x)
     logits: Tensor = getattr(output, "logits", output)
     return logits
 
 
-@torch.no_grad()
 def _prototypes(
-    model: nn.Module,
-    classifier: str,
-    open_source: Callable[[], Batches],
-    count: Callable[[], None],
+    model: nn.Module, open_source: Callable[[], Batches], count: Callable[[], None]
 ) -> Tensor:
-    """(C', D): the mean feature of each of the C' <= C classes that occur, in float64."""
-    layer = model.get_submodule(classifier)
-    assert isinstance(layer, nn.Linear)
-    features: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    sums = torch.zeros(layer.out_features, layer.in_features, dtype=torch.float64)  # (C, D)
-    sizes = torch.zeros(layer.out_features, dtype=torch.float64)
-    try:
-        for x, y in _batches(model, open_source):
-            if len(y) != len(x) or y.min() < 0 or y.max() >= len(sizes):
-                raise DataError(
-                    f"A source batch of {len(x)} images came with {len(y)} labels from "
-                    f"{int(y.min())} to {int(y.max())}; expected one label an image, 0 to "
-                    f"{len(sizes) - 1}."
-                )
-            features.clear()
-            model(x)
-            # On the CPU, in float64: the same sum every time, whatever device and precision.
-            sums.index_add_(0, y.cpu(), features[-1].cpu().double())
-            sizes += y.cpu().bincount(minlength=len(sizes))
-            count()
-    finally:
-        handle.remove()
-    return sums[sizes > 0] / sizes[sizes > 0, None]
+    """(C', D): the mean feature of each of the C' <= C classes that occur."""
+    means, sizes = class_prototypes(model, _batches(model, open_source), count)
+    return means[sizes > 0]
 
 
 def _train_block(

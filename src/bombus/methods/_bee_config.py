@@ -26,8 +26,8 @@ class BeeConfig(BaseConfig):
     ViT blocks 0-5. Empty: the first level of a CNN, the first half of a transformer's blocks."""
     optimizer: OptimizerName = "adam"
     """Paper: Adam on CNNs, SGD on ViT."""
-    lr: float = 1e-3
-    """Paper: 1e-3 on CNNs, 2e-5 on ViT."""
+    lr: float = 5e-4
+    """Paper: 1e-3 on CNNs, 2e-5 on ViT. Extras, WRN-28-10: 5e-4 is .3 points better."""
     momentum: float = 0.995
     """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999."""
 
@@ -54,8 +54,8 @@ class BeeConfig(BaseConfig):
     """Paper: 2,048 teacher descriptors beside the batch."""
 
     # --- recent samples ---
-    inner_steps: int = 2
-    """R. Paper: 2."""
+    inner_steps: int = 1
+    """R. Paper: 2. Extras, WRN-28-10: R 0, 1 and 2 give 11.3, 11.2 and 11.4; 1 is cheaper."""
     inner_batch: int = 0
     """B; 0: as large as the batch. Not stated."""
     sample_queue: int = 2000
@@ -73,7 +73,7 @@ class BeeConfig(BaseConfig):
     """Ours: what the student sees in the consistency loss; the teacher sees the image itself."""
 
     # --- predictions ---
-    prediction_weight: float = 0.0
+    prediction_weight: float = 1.0
     """Ours: one more level, the predictions themselves (symmetric cross-entropy, as RMT)."""
     entropy_weight: float = 1.0
     """Eq. 15. Paper: 1, as a step of its own."""
@@ -109,20 +109,21 @@ class BeeConfig(BaseConfig):
     # --- warm-up ---
     warmup_images: int = 50_000
     """Paper: 50,000 source images."""
-    warmup_rounds: int = 1
-    """Ours: how often the source images are gone through, where they can be read again."""
+    warmup_rounds: int = 3
+    """Ours: how often the source images are gone through, where they can be read again. Extras,
+    WRN-28-10: 9.8 after three rounds, 10.6 after one. Paper: once."""
     warmup_view: ViewName = "strong"
     """Ours: the student's view in the warm-up. On the extra corruptions, one seed, the strong view
     is worth 1.0 points over none (WRN-28-10), 0.5 over the mild one (WRN-16-1), most on noise."""
     warmup_blocks: Literal["shallow", "all"] = "all"
-    """Paper: the blocks that adapt. Ours: all of them are prepared, the shallow ones adapt."""
+    """Paper: the blocks that adapt. Ours: all blocks are prepared, the shallow ones adapt. Extras,
+    WRN-28-10: that is as good (9.8) as adapting all of them (9.8), and 22 times smaller."""
     warmup_lr: float = 1e-4
     """Reached at the end of the ramp. Paper: 1e-3, for the shallow blocks alone."""
     warmup_code_lr: float = 1e-3
     """Not stated. With a ViT's 2e-5 the codes could not move."""
 
     published: ClassVar = {
-        "demo": {"inner_steps": 1},  # two cores: a third cheaper, within noise on the extras
         "imagenet-c": {"sample_queue": 640},
         "cifar10-c/vit": {"optimizer": "sgd", "lr": 2e-5},
         "cifar100-c/vit": {"optimizer": "sgd", "lr": 2e-5},
@@ -150,21 +151,24 @@ class BeeConfig(BaseConfig):
 class BeePaperConfig(BeeConfig):
     """The text read literally; every field the paper does not state carries our reading of it."""
 
+    lr: float = 1e-3
     momentum: float = 0.999
     levels: tuple[int, ...] = ()
     last_descriptor: Literal["block", "classifier"] = "block"
+    inner_steps: int = 2
     inner_entropy: bool = False
     views: Literal["one", "flip"] = "one"
     student_view: ViewName = "none"
+    prediction_weight: float = 0.0
     trigger: Literal["z-score", "level"] = "z-score"
     threshold: float = 1.5
     window: int = 100
     window_minimum: int = 20
+    warmup_rounds: int = 1
     warmup_view: ViewName = "none"
     warmup_blocks: Literal["shallow", "all"] = "shallow"
     warmup_lr: float = 1e-3
     published: ClassVar = {
         **BeeConfig.published,
-        "demo": {},  # the paper's R, whatever it costs
         "imagenet-c": {"sample_queue": 640, "levels": (-3, -2, -1)},
     }

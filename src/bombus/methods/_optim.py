@@ -12,12 +12,19 @@ OptimizerName = Literal["adam", "sgd"]
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter], name: OptimizerName, lr: float
+    parameters: Iterable[nn.Parameter], name: OptimizerName, lr: float, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Adam with betas (.9, .999), or SGD with Nesterov momentum .9; no weight decay in either."""
+    """Adam with betas (.9, .999), or SGD with Nesterov momentum .9."""
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999))
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)
+        return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=lr, momentum=0.9, nesterov=True, weight_decay=weight_decay
+    )
+
+
+def train_all(model: nn.Module) -> list[nn.Parameter]:
+    """Make every parameter trainable, and return them."""
+    return list(model.requires_grad_(True).parameters())
 
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> bool:

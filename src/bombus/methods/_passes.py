@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bombus.backbones.blocks import forward_with_blocks
+from bombus.backbones.blocks import look
 from bombus.data.augment import flip
 from bombus.losses.multilevel import describe
 
@@ -37,23 +37,16 @@ class Passes:
         self.blocks = tuple(blocks)
         self.levels = tuple(levels)
         self.views_count = 2 if mirrored else 1
-        self._classifier_input: list[Tensor] = []
-        linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-        if linear and read_classifier:
-            # What the last linear layer reads is the last level's finest descriptor.
-            linear[-1].register_forward_pre_hook(
-                lambda _module, inputs: self._classifier_input.append(inputs[0])
-            )
+        self.read_classifier = read_classifier
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
-        self._classifier_input.clear()
-        logits, outputs = forward_with_blocks(self.model, x, self.blocks, parameters)
-        descriptors = {j: describe(outputs[self.blocks[j - 1]]) for j in self.levels}
+        seen = look(self.model, x, self.blocks, parameters)
+        descriptors = {j: describe(seen.blocks[self.blocks[j - 1]]) for j in self.levels}
         last = len(self.blocks)
-        if last in self.levels and self._classifier_input:
-            descriptors[last] = describe(self._classifier_input[-1])
-        self._classifier_input.clear()
-        return Pass(logits, descriptors)
+        if last in self.levels and self.read_classifier and seen.features is not None:
+            # What the classifier reads is the last level's finest descriptor.
+            descriptors[last] = describe(seen.features)
+        return Pass(seen.logits, descriptors)
 
     def views(self, x: Tensor) -> Tensor:
         return torch.cat([x, flip(x)]) if self.views_count == 2 else x

@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +30,8 @@ from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.methods._codebooks import draw_codes, random_codes
 from bombus.methods._optim import make_optimizer
+from bombus.methods._progress import with_progress
+from bombus.methods._source import image_batches
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
@@ -61,36 +62,39 @@ def warm_up(bee: Bee, source: Source) -> None:
     if isinstance(source, str | Path):
         load_warmup(bee, Path(source))
         return
-    batches = (_images(batch).to(bee.parameters[0].device) for batch in source)
+    device = bee.parameters[0].device
+    batches = image_batches(source, device)
     first = next(batches, None)
-    if first is None or len(first) == 0:
+    if first is None:
         raise DataError("The source has no images; give at least one batch of them.")
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first)}.safetensors"
     if cached.exists():
         load_warmup(bee, cached)
         return
-    total = math.ceil(bee.config.warmup_images / len(first))
+    a_round = total = math.ceil(bee.config.warmup_images / len(first))
     if isinstance(source, Sized):
-        total = min(total, len(source)) * bee.config.warmup_rounds
-    train(bee, itertools.chain([first], batches, _again(bee, source)), total)
+        a_round = min(a_round, len(source))
+        total = a_round * bee.config.warmup_rounds
+    train(bee, itertools.chain([first], batches, _again(source, device)), a_round, total)
     cached.parent.mkdir(parents=True, exist_ok=True)
     save_warmup(bee, cached)
 
 
-def _again(bee: Bee, source: Source) -> Iterator[Tensor]:
+def _again(source: Source, device: torch.device) -> Iterator[Tensor]:
     """Further rounds through a source that can be read more than once."""
     found = isinstance(source, Sized)
     while found:
         found = False
-        for batch in source:
+        for x in image_batches(source, device):
             found = True
-            yield _images(batch).to(bee.parameters[0].device)
+            yield x
 
 
-def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
+def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None:
+    """`total` steps over batches that repeat themselves after `a_round` of them."""
     config = bee.config
     batches = iter(batches)
-    opening = _start_codes(bee, batches)
+    opening = _start_codes(bee, itertools.islice(batches, a_round))
     codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
     trained = {**bee.shallow, **bee.deep.parameters}
     for p in trained.values():
@@ -100,7 +104,7 @@ def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
     body = make_optimizer(parameters, config.optimizer, config.warmup_lr)
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
     stream = itertools.islice(itertools.chain(opening, batches), total)
-    for step, x in enumerate(_with_progress(stream, total), start=1):
+    for step, x in enumerate(with_progress(stream, total), start=1):
         for optimizer, lr in ((body, config.warmup_lr), (code, config.warmup_code_lr)):
             optimizer.param_groups[0]["lr"] = lr * step / total
         views = bee.passes.views(x)
@@ -122,8 +126,10 @@ def train(bee: Bee, batches: Iterable[Tensor], total: int) -> None:
         p.grad = None
     for level, c in bee.codebooks.student.items():
         bee.codebooks.student[level] = c.detach()
-    # Student and teacher go on from the student: the teacher, an average over a rising learning
-    # rate, lags behind it.
+    # Student and teacher go on from the teacher, whose average is the better network.
+    with torch.no_grad():
+        for name, p in trained.items():
+            p.copy_(bee.teacher[name])
     bee.teacher = {name: p.detach().clone() for name, p in bee.shallow.items()}
     for p in bee.deep.parameters.values():
         p.requires_grad_(False)
@@ -227,20 +233,3 @@ def _fingerprint(bee: Bee, first: Tensor) -> str:
     digest.update(json.dumps(_settings(bee), sort_keys=True).encode())
     digest.update(first.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
-
-
-def _images(batch: Any) -> Tensor:
-    images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
-    return images
-
-
-def _with_progress(batches: Iterable[Tensor], total: int) -> Iterable[Tensor]:
-    """A progress bar where there is a terminal to draw it on, and rich to draw it with."""
-    if not sys.stderr.isatty():
-        return batches
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return batches
-    return track(batches, "warming up", total=total, console=Console(stderr=True))

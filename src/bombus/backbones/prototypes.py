@@ -1,0 +1,47 @@
+"""Class prototypes: the mean penultimate feature of each class over labelled source images.
+
+Shapes: N images, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from bombus.backbones.blocks import forward_with_features
+from bombus.errors import DataError
+
+
+@torch.no_grad()
+def class_prototypes(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    count: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Means (C, D) and sizes (C,) in float64 on the CPU; a class that does not occur has mean 0.
+
+    The model is called as it stands: put its BatchNorm into the mode the method wants first.
+    `count` is called after each batch.
+    """
+    sums = sizes = torch.empty(0, dtype=torch.float64)
+    for x, y in batches:
+        logits, features = forward_with_features(model, x)
+        if not len(sizes):
+            classes = logits.shape[1]
+            sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+            sizes = torch.zeros(classes, dtype=torch.float64)
+        if len(y) != len(x) or y.min() < 0 or y.max() >= len(sizes):
+            raise DataError(
+                f"A source batch of {len(x)} images came with {len(y)} labels from "
+                f"{int(y.min())} to {int(y.max())}; expected one label an image, 0 to "
+                f"{len(sizes) - 1}."
+            )
+        # On the CPU, in float64: the same sum every time, whatever device and precision.
+        sums.index_add_(0, y.cpu(), features.cpu().double())
+        sizes += y.cpu().bincount(minlength=len(sizes))
+        count()
+    if not len(sizes):
+        raise DataError("There are no source batches to make class prototypes of.")
+    return sums / sizes.clamp_min(1)[:, None], sizes

@@ -1,0 +1,38 @@
+"""Source data as methods read it: batches of images, or of (images, labels), on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bombus.errors import DataError
+
+if TYPE_CHECKING:
+    from bombus.methods.base import Source
+
+
+def image_batches(source: Source, device: torch.device) -> Iterator[Tensor]:
+    """The images alone, whether labels came with them or not."""
+    for batch in source:
+        images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+        if len(images):
+            yield images.to(device)
+
+
+def labelled_batches(source: Source, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in source:
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise DataError(
+                "This method needs labelled source data; pass source=loader, batches of "
+                f"(images, labels), not of {_kind(batch)}."
+            )
+        images, labels = batch[0], torch.as_tensor(batch[1])
+        if len(images):
+            yield images.to(device), labels.to(device)
+
+
+def _kind(batch: Any) -> str:
+    return f"{type(batch).__name__}s"

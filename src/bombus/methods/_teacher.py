@@ -1,0 +1,91 @@
+"""A second network that follows the first, and the warm-up that RMT and DPLOT give the two.
+
+Shapes: N images, C classes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bombus.errors import DataError
+from bombus.losses.divergence import symmetric_cross_entropy
+from bombus.methods._norm import batch_logits
+from bombus.methods._optim import apply_gradients
+from bombus.methods._progress import with_progress
+from bombus.methods._source import image_batches
+
+if TYPE_CHECKING:
+    from bombus.methods.base import Source
+
+
+class Teacher:
+    """A copy of a network whose parameters move towards the network's; it is never trained.
+
+    Buffers stay as copied: with batch statistics nobody reads them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = deepcopy(model).requires_grad_(False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits without a graph; a single image is answered with the source statistics."""
+        with torch.no_grad():
+            return batch_logits(self.model, x)
+
+    def follow(self, student: nn.Module, momentum: float) -> None:
+        """θ_t <- momentum θ_t + (1 - momentum) θ_s."""
+        with torch.no_grad():
+            for t, s in zip(self.model.parameters(), student.parameters(), strict=True):
+                t.lerp_(s, 1 - momentum)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(state[name])
+
+
+def warm_up(
+    student: nn.Module,
+    teacher: Teacher,
+    source: Source,
+    optimizer: torch.optim.Optimizer,
+    *,
+    images: int,
+    momentum: float,
+) -> None:
+    """RMT's warm-up: student to teacher on the same source images, no labels, lr rising from 0.
+
+    The optimiser's own learning rate is reached at the last step and stays; its moments live on
+    into test time, as in the reference.
+    """
+    if images <= 0:
+        return
+    device = next(student.parameters()).device
+    batches = image_batches(source, device)
+    first = next(batches, None)
+    if first is None:
+        raise DataError("The source has no images; give at least one batch of them.")
+    total = math.ceil(images / len(first))
+    groups = optimizer.param_groups
+    peaks = [group["lr"] for group in groups]
+    parameters = [p for group in groups for p in group["params"]]
+    stream = itertools.islice(itertools.chain([first], batches), total)
+    for step, x in enumerate(with_progress(stream, total), start=1):
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * step / total
+        loss = symmetric_cross_entropy(student(x), teacher(x)).mean()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        apply_gradients(gradients, parameters, optimizer)
+        teacher.follow(student, momentum)
+    for group, peak in zip(groups, peaks, strict=True):
+        group["lr"] = peak
