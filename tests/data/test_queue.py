@@ -161,29 +161,6 @@ def test_the_generator_decides() -> None:
     assert not torch.equal(queue.draw(9, generator(3)), queue.draw(9, generator(4)))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
-def test_a_share_is_current(share: float) -> None:
-    queue = SampleQueue(60)
-    queue.push(numbered(*range(80)))
-    for seed in range(30):
-        drawn = numbers(queue.draw(10, generator(seed), current=12, share=share))
-        assert len(set(drawn)) == 10
-        current = {n for n in drawn if n >= 68}
-        by_chance = set(numbers(queue.draw(10, generator(seed))))
-        enough = sum(n >= 68 for n in by_chance) >= round(share * 10)
-        assert set(drawn) == by_chance if enough else len(current) == round(share * 10)
-
-
-def test_a_share_of_more_than_there_is() -> None:
-    queue = SampleQueue(20)
-    queue.push(numbered(*range(20)))
-    drawn = numbers(queue.draw(10, generator(), current=3, share=1.0))
-    assert {17, 18, 19} <= set(drawn)
-    assert len(set(drawn)) == 10
-    assert len(queue.draw(30, generator(), current=25, share=0.5)) == 20
-    assert len(queue.draw(5, generator(), share=0.5)) == 5
-
-
 @pytest.mark.parametrize("kind", ["bytes", "floats", "turned"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_goes_on_the_same_after_a_file(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
@@ -200,9 +177,9 @@ def test_goes_on_the_same_after_a_file(tmp_path: Path, kind: str, dtype: torch.d
     for x in batches[3:]:
         assert len(resumed) == len(queue)
         assert stored(resumed).dtype == stored(queue).dtype
-        drawn = queue.draw(5, one, current=7, share=0.4)
+        drawn = queue.draw(5, one)
         assert drawn.dtype == dtype
-        assert torch.equal(drawn, resumed.draw(5, two, current=7, share=0.4))
+        assert torch.equal(drawn, resumed.draw(5, two))
         for q in (queue, resumed):
             q.push(x)
     assert torch.equal(stored(queue), stored(resumed))

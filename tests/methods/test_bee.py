@@ -362,8 +362,8 @@ def test_default_shallow_blocks() -> None:
     [
         {"levels": ()},
         {"views": "one", "student_view": "none"},
-        {"prediction_weight": 1.0, "current_share": 0.5},
-        {"pull": 0.05, "replay_every": 2, "replay_teacher": True},
+        {"prediction_weight": 0.0, "warmup_blocks": "shallow"},
+        {"replay_every": 2, "replay_teacher": True},
         {"replay": "average", "replay_every": 2},
         {"replay": "source", "replay_every": 3},
         {"code_start": "random", "tau_teacher": (0.001,)},

@@ -50,33 +50,15 @@ class SampleQueue:
         self._next = (self._next + len(x)) % self.capacity
         self._count = min(self._count + len(x), self.capacity)
 
-    def draw(
-        self,
-        count: int,
-        generator: torch.Generator,
-        *,
-        current: int = 0,
-        share: float = 0.0,
-    ) -> Tensor:
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """`count` different images, or all where there are fewer.
 
-        Args:
-            generator: of the CPU, so that the same images are drawn on every device.
-            current: how many of the newest images are the current batch's.
-            share: at least round(share * count) images come from those.
+        The generator is the CPU's, so that the same images are drawn on every device.
         """
         if self._ring is None:
             raise ValueError("The queue is empty; push a batch before drawing one.")
-        count = min(count, self._count)
         # By age, oldest 0: the draw depends on what was pushed, not on where the ring stands.
         order = torch.randperm(self._count, generator=generator)
-        wanted = min(round(share * count), current, count)
-        if wanted > 0:
-            # The first `wanted` of the current batch move to the front of the shuffled order: where
-            # chance has given it more, the draw is the same set as without a share.
-            is_current = order >= self._count - current
-            first = is_current & (is_current.cumsum(0) <= wanted)
-            order = torch.cat([order[first], order[~first]])
         images = self._at(self._ring, order[:count])
         return images if images.dtype == self._like.dtype else _from_bytes(images, self._like)
 

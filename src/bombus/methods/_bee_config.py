@@ -61,8 +61,6 @@ class BeeConfig(BaseConfig):
     sample_queue: int = 2000
     """Recent images kept: ten batches. Not stated; far fewer than a domain's, so that it turns
     over soon after a shift."""
-    current_share: float = 0.0
-    """Ours: this share of an inner batch comes from the batch about to be predicted."""
     inner_entropy: bool = True
     """Ours: inner steps lower the entropy too, in the same step."""
 
@@ -103,8 +101,6 @@ class BeeConfig(BaseConfig):
     """Losses before the trigger may fire. Not stated; 20 in `bee-paper`."""
     smoothing: float = 0.9
     """Of the z-score's moving average. Paper: .9."""
-    pull: float = 0.0
-    """Ours (ROID's): the student goes this share of the way to the warmed-up source, each batch."""
 
     # --- warm-up ---
     warmup_images: int = 50_000

@@ -132,12 +132,7 @@ class Bee(Adapter):
 
     def _inner_step(self, count: int) -> None:
         config: BeeConfig = self.config
-        x = self.queue.draw(
-            config.inner_batch or count,
-            self.generator,
-            current=count,
-            share=config.current_share,
-        )
+        x = self.queue.draw(config.inner_batch or count, self.generator)
         views = self.passes.views(x)
         teacher = self.teach(views)
         student = self.passes(self._student_view(views))
@@ -167,8 +162,6 @@ class Bee(Adapter):
         if config.entropy_weight:
             self._apply(lowering)
         self.follow()
-        if config.pull:
-            self._pull()
         self.signal(mcr=float(loss.detach()), entropy=float(entropy.detach()), **by_level)
         return prediction.detach(), views
 
@@ -265,11 +258,6 @@ class Bee(Adapter):
     def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
         logits = self.passes(views, unflatten(flat, self.shallow)).logits
         return at_least_single(self.passes.mean(logits)).log_softmax(1)
-
-    def _pull(self) -> None:
-        with torch.no_grad():
-            for name, value in unflatten(self.anchors[0], self.shallow).items():
-                self.shallow[name].lerp_(value, self.config.pull)
 
     # Passes
 
