@@ -279,6 +279,20 @@ def test_warm_up_moves_codes_and_blocks(blocks: Any) -> None:
         assert not torch.equal(codes, bee.codebooks.teacher[level])
 
 
+def test_a_warm_up_serves_other_splits_and_fewer_levels(tmp_path: Path) -> None:
+    file, model = tmp_path / "warm.safetensors", make_tiny("batchnorm")
+    wide = Bee(model, Bee.Config(levels=(), level_weights=(0, 0, 1)), source=noise_batches(3))
+    save_warmup(wide, file)
+    other = Bee(model, Bee.Config(shallow=("block1", "block2")), source=file)
+    assert set(other.codebooks.student) == {3}
+    prepared = dict(wide.model.named_parameters())
+    for name, p in other.model.named_parameters():
+        assert torch.equal(p, prepared[name])
+        if name.startswith(("block1.", "block2.")):
+            assert torch.equal(p, other.teacher[name])
+    assert other(noise_batches(1)[0]).isfinite().all()
+
+
 def test_prepared_deep_blocks_are_saved_once_and_come_back(tmp_path: Path) -> None:
     model, batches = make_tiny("batchnorm"), noise_batches(8)
     bee = Bee(model, source=batches[:3])
@@ -320,7 +334,9 @@ def test_rounds_go_through_the_source_again() -> None:
     assert len(seen) == 5  # an iterator runs dry: once is what there is
 
 
-@pytest.mark.parametrize("damage", ["cut", "absent", "other weights", "other levels"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "absent", "other weights", "other levels", "other blocks", "other codes"]
+)
 def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> None:
     file = tmp_path / "warm.safetensors"
     save_warmup(Bee(make_tiny("batchnorm"), source=noise_batches(3)), file)
@@ -334,8 +350,12 @@ def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> 
         with torch.no_grad():
             next(model.parameters()).add_(1)
         words = "belongs to other weights"
+    elif damage == "other levels":
+        config, words = Bee.Config(levels=(1, 2)), "without level 1"
+    elif damage == "other blocks":
+        config, words = Bee.Config(warmup_blocks="shallow"), "with the same warmup_blocks"
     else:
-        config, words = Bee.Config(levels=(1, 2)), "was made with levels"
+        config, words = Bee.Config(codes=31), "was made with codes=256"
     with pytest.raises(CheckpointError, match=words) as caught:
         Bee(model, config, source=file)
     assert "\n" not in str(caught.value)
@@ -346,6 +366,8 @@ def test_levels_count_from_either_end_and_must_exist() -> None:
     assert BeePaper(make_tiny("vit")).levels == (1, 2, 3)
     with pytest.raises(ConfigError, match="a network of 3 levels"):
         Bee(make_tiny("batchnorm"), Bee.Config(levels=(4,)))
+    with pytest.raises(ConfigError, match="a network of 3 levels, expected one a level"):
+        Bee(make_tiny("batchnorm"), Bee.Config(levels=(), level_weights=(1, 1)))
     with pytest.raises(ConfigError, match="-1 the last"):
         Bee.Config(levels=(0,))
     with pytest.raises(ConfigError, match="one a level"):

@@ -129,7 +129,7 @@ class BeeConfig(BaseConfig):
     def __post_init__(self) -> None:
         if 0 in self.levels:
             raise ConfigError(f"Got levels {self.levels}; 1 is the first level, -1 the last.")
-        if self.level_weights and len(self.level_weights) != len(self.levels):
+        if self.level_weights and self.levels and len(self.level_weights) != len(self.levels):
             raise ConfigError(
                 f"Got {len(self.level_weights)} level_weights for {len(self.levels)} levels, "
                 "expected one a level."

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 HEADER = "bombus.warmup"
 # What an artefact must share with the adapter that reads it.
-STRUCTURE = ("levels", "last_descriptor", "codes", "shallow", "warmup_blocks")
+STRUCTURE = ("last_descriptor", "codes")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
 DECISIVE = (
-    "level_weights", "code_start", "tau_student", "tau_teacher", "sinkhorn_iterations",
-    "feature_queue", "optimizer", "warmup_lr", "momentum", "views", "prediction_weight",
-    "warmup_images", "warmup_rounds", "warmup_view", "warmup_code_lr", "seed",
+    "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
+    "sinkhorn_iterations", "feature_queue", "optimizer", "momentum", "views", "prediction_weight",
+    "warmup_images", "warmup_rounds", "warmup_view", "warmup_lr", "warmup_code_lr", "seed",
 )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     batches = iter(batches)
     opening = _start_codes(bee, itertools.islice(batches, a_round))
     codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
-    trained = {**bee.shallow, **bee.deep.parameters}
+    trained = _trained(bee)
     for p in trained.values():
         p.requires_grad_(True)
     bee.teacher = {name: p.detach().clone() for name, p in trained.items()}
@@ -139,8 +139,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
 def save_warmup(bee: Bee, path: Path) -> None:
     books = bee.codebooks
     tensors = {
-        **{f"shallow/{name}": p.detach() for name, p in bee.shallow.items()},
-        **{f"deep/{name}": p for name, p in bee.deep.state_dict().items()},
+        **{f"weights/{name}": p.detach() for name, p in _trained(bee).items()},
         **{f"student codes/{level}": c for level, c in books.student.items()},
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
@@ -179,21 +178,44 @@ def load_warmup(bee: Bee, path: Path) -> None:
                 f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
                 f"has {mine[name]}; make one with the same settings."
             )
+    if absent := sorted(set(mine["levels"]) - set(header["config"]["levels"])):
+        raise CheckpointError(
+            f"The warm-up {path} was made with levels {header['config']['levels']}, without level "
+            f"{absent[0]}; make one with all the levels this adapter has."
+        )
+    if header["config"]["trained"] != mine["trained"]:
+        raise CheckpointError(
+            f"The warm-up {path} was made for {len(header['config']['trained'])} parameters, this "
+            f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
+            "warmup_blocks and shallow blocks."
+        )
+    _fill(bee, tensors)
+
+
+def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
     device = bee.parameters[0].device
+    trained, books = _trained(bee), bee.codebooks
+    stores = {
+        "student codes": books.student,
+        "teacher codes": books.teacher,
+        "queue": books.queue,
+    }
     with torch.no_grad():
         for name, tensor in tensors.items():
             kind, _, key = name.partition("/")
             value = tensor.to(device)
-            if kind == "shallow":
-                bee.shallow[key].copy_(value)
-                bee.teacher[key].copy_(value)
-            elif kind == "deep":
-                bee.deep.parameters[key].copy_(value)
-                bee.deep.changed = True
-            else:
-                books = bee.codebooks
-                book = {"student codes": books.student, "teacher codes": books.teacher}
-                book.get(kind, books.queue)[int(key)] = value
+            if kind == "weights":
+                trained[key].copy_(value)
+                if key in bee.teacher:
+                    bee.teacher[key].copy_(value)
+            elif int(key) in bee.levels:  # a file may know more levels than are asked for
+                stores[kind][int(key)] = value
+    bee.deep.changed = bool(bee.deep.parameters)
+
+
+def _trained(bee: Bee) -> dict[str, torch.nn.Parameter]:
+    """What a warm-up trains: the shallow blocks, and the deep ones where they are prepared."""
+    return {**bee.shallow, **bee.deep.parameters}
 
 
 def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
@@ -220,7 +242,7 @@ def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tens
 
 def _settings(bee: Bee) -> dict[str, Any]:
     """What decides a warm-up, as JSON would give it back, with what "default" came to mean."""
-    resolved = {"levels": bee.levels, "shallow": sorted(bee.shallow)}
+    resolved = {"levels": bee.levels, "trained": sorted(_trained(bee))}
     asked = {**asdict(bee.config), **resolved}
     kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
     settings: dict[str, Any] = json.loads(json.dumps(kept))

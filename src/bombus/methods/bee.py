@@ -285,6 +285,12 @@ class Bee(Adapter):
                 f"Got levels {asked} for a network of {count} levels ({', '.join(self.blocks)}); "
                 f"expected 1 to {count}, or -1 to -{count} from the last."
             )
+        weights = self.config.level_weights
+        if weights and len(weights) != len(levels):
+            raise ConfigError(
+                f"Got {len(weights)} level_weights for a network of {len(levels)} levels, "
+                "expected one a level."
+            )
         return levels
 
     def _shift_detector(self) -> ShiftDetector | LevelDetector:
