@@ -409,3 +409,16 @@ def test_load_warmup_is_what_prepare_calls(tmp_path: Path) -> None:
     load_warmup(bee, tmp_path / "w.safetensors")
     fresh = Bee(make_tiny("groupnorm"), source=tmp_path / "w.safetensors")
     assert tree_hash(bee.teacher) == tree_hash(fresh.teacher)
+
+
+def test_how_much_source_was_read_is_known_and_kept(tmp_path: Path) -> None:
+    model, batches = make_tiny("batchnorm"), noise_batches(4)
+    assert Bee(model).source_bytes is None
+    bee = Bee(model, Bee.Config(seed=41), source=batches)
+    assert bee.source_bytes == 4 * 8 * 3 * 16 * 16  # three rounds through the same images
+    bee.save(tmp_path / "adapter")
+    assert Bee.load(tmp_path / "adapter", model).source_bytes == bee.source_bytes
+    save_warmup(bee, tmp_path / "warm.safetensors")
+    read = Bee(model, Bee.Config(seed=41), source=tmp_path / "warm.safetensors")
+    cached = Bee(model, Bee.Config(seed=41), source=iter(batches))
+    assert read.source_bytes == cached.source_bytes == bee.source_bytes

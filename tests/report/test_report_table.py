@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 
 import pytest
@@ -223,7 +224,8 @@ def test_text_bends_to_the_terminal(everything, width):
 def test_markdown_has_as_many_cells_everywhere(everything):
     for part, table in zip(to_markdown(everything).split("### ")[1:], everything, strict=True):
         lines = [line for line in part.splitlines() if line.startswith("|")]
-        assert len(lines) == 2 + len(table.rows)
+        sections = {row.section for row in table.rows} - {""}
+        assert len(lines) == 2 + len(table.rows) + len(sections)
         counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
         assert counts == {len(table.columns) + 2}
     assert "| **11.0** |" in to_markdown(everything)
@@ -245,7 +247,34 @@ def test_latex_is_balanced_and_escaped(everything):
     assert [line.count(" & ") for line in lines] == [wide] * (1 + len(everything[0].rows)) + [
         narrow
     ] * (1 + len(everything[1].rows))
-    assert "\\begin{tabular}{l|ccccccccccccccc|c|ccccc}" in text
+    assert "\\begin{tabular}{l|ccccccccccccccc|c|cccccc}" in text
+
+
+def test_whoever_saw_source_data_stands_apart(everything):
+    mixed, alone = everything
+    order = [row.section for row in mixed.rows]
+    assert order == sorted(order, reverse=True)
+    assert set(order) == {"source-free", "source-assisted"}
+    for row in mixed.rows:  # a published row stands with its method
+        assert (row.section == "source-assisted") == (row.method == "bee")
+    assert {row.section for row in alone.rows} == {""}
+    text, markdown, latex = to_text([mixed]), to_markdown([mixed]), to_latex([mixed])
+    assert text.index("[source-free]") < text.index("[source-assisted]") < text.index("\nbee ")
+    assert markdown.count("| *source-assisted* |") == 1
+    assert latex.count("\\textit{source-free}") == 1
+    assert "[source" not in to_text([alone])
+
+
+def test_source_data_read_is_a_cost(write_run):
+    folders = [write_run(f"{seed}", "bee", seed=seed, source_access="samples") for seed in (1, 2)]
+    (table,) = make_tables([read_run(f) for f in folders], cost=True, published=False)
+    index = [c.name for c in table.columns].index("source_mb")
+    assert table.rows[0].cells[index].value is None
+    stored = json.loads((folders[1] / "run.json").read_text())
+    stored["cost"]["source_bytes"] = 153_600_000
+    (folders[1] / "run.json").write_text(json.dumps(stored))
+    (table,) = make_tables([read_run(f) for f in folders], cost=True, published=False)
+    assert table.rows[0].cells[index].value == pytest.approx(153.6)
 
 
 def test_csv_reads_back(everything):

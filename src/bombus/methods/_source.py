@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,33 @@ from bombus.errors import DataError
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
+
+
+class Counted:
+    """A source as it is, and how much of it was read: the longest pass, a byte a value."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        read = 0
+        for batch in self.source:
+            images = batch[0] if isinstance(batch, tuple | list) else batch
+            read += images.numel()
+            self.bytes = max(self.bytes, read)
+            yield batch
+
+
+class SizedCounted(Counted):
+    def __len__(self) -> int:
+        assert isinstance(self.source, Sized)
+        return len(self.source)
+
+
+def counted(source: Source) -> Counted:
+    """With a length where the source has one: such a source can be read again."""
+    return SizedCounted(source) if isinstance(source, Sized) else Counted(source)
 
 
 def image_batches(source: Source, device: torch.device) -> Iterator[Tensor]:

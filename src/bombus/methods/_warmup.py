@@ -31,7 +31,7 @@ from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.methods._codebooks import draw_codes, random_codes
 from bombus.methods._optim import make_optimizer
 from bombus.methods._progress import with_progress
-from bombus.methods._source import image_batches
+from bombus.methods._source import Counted, image_batches
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
@@ -76,6 +76,7 @@ def warm_up(bee: Bee, source: Source) -> None:
         a_round = min(a_round, len(source))
         total = a_round * bee.config.warmup_rounds
     train(bee, itertools.chain([first], batches, _again(source, device)), a_round, total)
+    bee.source_bytes = source.bytes if isinstance(source, Counted) else None
     cached.parent.mkdir(parents=True, exist_ok=True)
     save_warmup(bee, cached)
 
@@ -144,7 +145,11 @@ def save_warmup(bee: Bee, path: Path) -> None:
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
     }
-    header = {"source_sha256": bee.source_sha256, "config": _settings(bee)}
+    header = {
+        "source_sha256": bee.source_sha256,
+        "source_bytes": bee.source_bytes,
+        "config": _settings(bee),
+    }
     data = format_tensors(
         {name: t.cpu().contiguous() for name, t in tensors.items()},
         metadata={HEADER: json.dumps(header)},
@@ -189,6 +194,7 @@ def load_warmup(bee: Bee, path: Path) -> None:
             f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
             "warmup_blocks and shallow blocks."
         )
+    bee.source_bytes = header["source_bytes"]
     _fill(bee, tensors)
 
 

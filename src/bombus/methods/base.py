@@ -29,6 +29,7 @@ from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.errors import CheckpointError, ConfigError
 from bombus.methods import _state
+from bombus.methods._source import counted
 
 Access = Literal["none", "statistics", "samples", "labels"]
 Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares that it needs labels
@@ -99,13 +100,14 @@ class Adapter(ABC):
         self._signals: dict[str, float] = {}
         self._phases: dict[str, float] = {}
         self._classes: int | None = getattr(model, "num_classes", None)
+        self.source_bytes: int | None = None  # of source images read in `prepare`; None: no source
         with torch.inference_mode(False), torch.enable_grad():
             self.model = deepcopy(model).eval().requires_grad_(False)
             self.setup()
             if state is None:
                 if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
-                self.prepare(source if self.needs != "none" else None)
+                self._prepare(source if self.needs != "none" else None)
                 self._fresh = _state.clone(self.state_dict())
             else:
                 self._fill(state["prepared"])
@@ -216,9 +218,19 @@ class Adapter(ABC):
                 "load it with the version of bombus that wrote it."
             ) from None
         stored = Input(**_state.as_config(meta["input"]))
-        return cls(model, config, input=input or stored, state=state)
+        adapter = cls(model, config, input=input or stored, state=state)
+        adapter.source_bytes = meta["source_bytes"]
+        return adapter
 
     # Inside
+
+    def _prepare(self, source: Source | None) -> None:
+        if source is None or isinstance(source, str | Path):  # a file: the method knows its origin
+            self.prepare(source)
+            return
+        reading = counted(source)
+        self.prepare(reading)
+        self.source_bytes = max(reading.bytes, self.source_bytes or 0)
 
     def _packed(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: _state.pack(getattr(self, name)) for name in names}
@@ -231,7 +243,11 @@ class Adapter(ABC):
                 setattr(self, name, own)
 
     def _identity(self) -> dict[str, Any]:
-        return {"source_sha256": self.source_sha256, "input": self.input.to_dict()}
+        return {
+            "source_sha256": self.source_sha256,
+            "source_bytes": self.source_bytes,
+            "input": self.input.to_dict(),
+        }
 
     def _parameter(self) -> Tensor:
         return next(self.model.parameters())

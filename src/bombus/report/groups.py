@@ -77,6 +77,7 @@ def _facts(run: RunResult) -> dict[str, Any]:
         **{f"stream {k}" if k in config else k: v for k, v in stream.items()},
         "weights": run.weights_sha256[:8],
         "precision": run.precision,
+        "source": run.source_access,
         **{f"input {k}": v for k, v in run.input.items()},
         # A folder's name says where the images are, not which.
         **{f"data {k}": v for k, v in run.data.items() if k != "folder"},

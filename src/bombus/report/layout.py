@@ -12,6 +12,8 @@ from bombus.report.published import PublishedRow, published_rows
 from bombus.report.records import RunResult
 
 Mark = Literal["", "best", "second"]
+# Whoever has seen source data before must not be set beside whoever has not as if they were alike.
+FREE, ASSISTED = "source-free", "source-assisted"
 # Domain -> head in narrow tables, in the order of the published ones.
 SHORT = {
     "gaussian_noise": "Gauss",
@@ -46,6 +48,7 @@ COST = (
     Column("backwards", "backwards", "cost", None),
     Column("peak_memory_mb", "peak MB", "cost", 0),
     Column("source_access", "source data", "cost", None),
+    Column("source_mb", "source MB", "cost", 0),
 )
 
 
@@ -64,6 +67,7 @@ class Row:
     cells: tuple[Cell, ...]
     published: bool = False
     brief: str = ""  # a shorter label where there is little room
+    section: str = ""  # the rows of a section stand together
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def make_tables(
 
 
 def _table(runs: Sequence[RunResult], published: bool, cost: bool, digits: int) -> Table:
-    first, groups = runs[0], group_runs(runs)
+    first = runs[0]
+    groups = sorted(group_runs(runs), key=lambda g: g.runs[0].source_access != "none")
     names = tuple(d.name for d in first.domains)
     columns = [Column(n, SHORT.get(n, n), "domain", digits) for n in names]
     columns.append(Column("mean", "Mean", "mean", digits))
@@ -107,12 +112,14 @@ def _table(runs: Sequence[RunResult], published: bool, cost: bool, digits: int) 
         if not (published and standard and severity == 5) or group is not variants[-1]:
             continue
         for printed in published_rows(first.benchmark, first.backbone, group.method):
-            rows.append(_published_row(printed, variants, columns))
+            rows.append(replace(_published_row(printed, variants, columns), section=row.section))
             notes[f"published ({printed.short}): {printed.origin}."] = None
             notes.update(dict.fromkeys(printed.notes))
     if cost:
         devices = dict.fromkeys(run.device for run in runs)
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
+    if len({row.section for row in rows}) < 2:  # nothing to set apart
+        rows = [replace(row, section="") for row in rows]
     heading = f"{first.benchmark}, {first.backbone}, severity {severity}"
     if not standard:
         heading += f", {len(names)} domain{'s' if len(names) > 1 else ''}"
@@ -134,8 +141,17 @@ def _row(group: Group, cost: bool) -> Row:
             Cell(statistics.fmean(c.backwards_per_batch for c in costs)),
             Cell(max(c.peak_memory_mb for c in costs)),
             Cell(runs[0].source_access),
+            Cell(_source_mb(runs)),
         ]
-    return Row(group.label, group.method, len(runs), tuple(cells))
+    section = FREE if runs[0].source_access == "none" else ASSISTED
+    return Row(group.label, group.method, len(runs), tuple(cells), section=section)
+
+
+def _source_mb(runs: Sequence[RunResult]) -> float | None:
+    if runs[0].source_access == "none":
+        return 0.0
+    read = [r.cost.source_bytes for r in runs if r.cost.source_bytes is not None]
+    return max(read) / 1e6 if read else None
 
 
 def _published_row(

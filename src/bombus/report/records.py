@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Cost:
     forwards_per_batch: float
     backwards_per_batch: float
     peak_memory_mb: float
+    source_bytes: float | None = None  # of source images read beforehand; early runs do not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def read_run(path: Path) -> RunResult:
                 Domain(str(d["name"]), int(d["samples"]), _number(d["error"]))
                 for d in stored["domains"]
             ),
-            cost=Cost(**{k: _number(stored["cost"][k]) for k in Cost.__dataclass_fields__}),
+            cost=_cost(stored["cost"]),
             config=dict(stored["config"]),
             stream=dict(stored["stream"]),
             data=dict(stored["data"]),
@@ -91,6 +92,13 @@ def read_run(path: Path) -> RunResult:
         ) from None
     except (TypeError, ValueError) as error:
         raise DataError(f"{path} is not the result of a run ({error}).") from None
+
+
+def _cost(stored: dict[str, Any]) -> Cost:
+    needed = [f.name for f in fields(Cost) if f.default is MISSING]
+    values = {name: _number(stored[name]) for name in needed}
+    read = stored.get("source_bytes")
+    return Cost(**values, source_bytes=None if read is None else _number(read))
 
 
 def result_file(path: Path) -> Path:

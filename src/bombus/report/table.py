@@ -73,9 +73,13 @@ def _text_table(table: Table, width: int, styled: bool) -> str:
         left = max(16, min(width - used, max(map(len, labels))))
         heads = "".join(f" {table.columns[i].head:>{widths[i]}}" for i in block)
         lines += [" " * left + heads, "-" * (left + used)]
+        section = ""
         for row, label, cells in zip(table.rows, labels, texts, strict=True):
             if not any(cells[i].strip() for i in block):
                 continue  # a published row has nothing to say about cost
+            if row.section != section:
+                section = row.section
+                lines.append(f"[{section}]")
             start, *more = textwrap.wrap(label, left, subsequent_indent="    ")
             line = start.ljust(left)
             for i in block:
@@ -115,7 +119,11 @@ def to_markdown(tables: Sequence[Table]) -> str:
         lines = [f"### {table.heading}", ""]
         lines.append("| Method | " + " | ".join(c.head for c in table.columns) + " |")
         lines.append("|:--|" + "--:|" * len(table.columns))
+        section = ""
         for row in table.rows:
+            if row.section != section:
+                section = row.section
+                lines.append(f"| *{section}* |" + " |" * len(table.columns))
             label = f"↳ {row.label}" if row.published else row.label
             cells = [label.replace("|", "\\|")]
             for cell, column in zip(row.cells, table.columns, strict=True):
@@ -145,7 +153,13 @@ def to_latex(tables: Sequence[Table]) -> str:
             f"    Method & {' & '.join(heads)} \\\\",
             "    \\midrule",
         ]
+        section = ""
         for row in table.rows:
+            if row.section != section:
+                lines += ["    \\midrule"] if section else []
+                section = row.section
+                width = len(table.columns) + 1
+                lines.append(f"    \\multicolumn{{{width}}}{{l}}{{\\textit{{{section}}}}} \\\\")
             quiet = "\\textit{%s}" if row.published else "%s"
             cells = [("\\quad " if row.published else "") + quiet % _escape(row.label)]
             for cell, column in zip(row.cells, table.columns, strict=True):
@@ -180,14 +194,14 @@ def to_csv(tables: Sequence[Table]) -> str:
     """For programs: all tables in one, full names, the spread in a column of its own."""
     names = list(dict.fromkeys(c.name for table in tables for c in table.columns))
     file = io.StringIO()
-    fields = ["table", "method", "label", "kind", "seeds", *names, "std"]
+    fields = ["table", "method", "label", "kind", "section", "seeds", *names, "std"]
     writer = csv.DictWriter(file, fields, lineterminator="\n")
     writer.writeheader()
     for table in tables:
         for row in table.rows:
             line: dict[str, str | int] = {"table": table.heading, "method": row.method}
             line |= {"label": row.label, "kind": "published" if row.published else "run"}
-            line["seeds"] = row.seeds or ""
+            line |= {"section": row.section, "seeds": row.seeds or ""}
             for cell, column in zip(row.cells, table.columns, strict=True):
                 line[column.name] = format_value(cell.value, column)
                 if cell.spread is not None:
