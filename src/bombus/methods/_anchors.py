@@ -6,13 +6,14 @@ the network is frozen and the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bombus.errors import ConfigError
+from bombus.losses.divergence import pairwise_symmetric_kl, symmetric_kl
 
 
 class AnchorPool:
@@ -87,6 +88,29 @@ def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
     views = torch.split(flat, [p.numel() for p in like.values()])
     return {name: view.view(like[name].shape) for name, view in zip(like, views, strict=True)}
+
+
+def merge_complementary(
+    student: Tensor,
+    anchors: AnchorPool,
+    log_probabilities: Callable[[Tensor], Tensor],
+    k: int,
+    *,
+    plain_average: bool = False,
+) -> tuple[Tensor, list[int], Tensor]:
+    """The student merged with the k anchors that differ most from it, which, and the weights.
+
+    `log_probabilities` gives a flat model's (N, C) predictions of the batch at hand.
+    """
+    log_p = log_probabilities(student)
+    log_anchors = [log_probabilities(anchors[i]) for i in range(len(anchors))]
+    divergences = torch.stack([symmetric_kl(log_p, q) for q in log_anchors])  # Eq. 10
+    chosen = choose(divergences, k)  # Eq. 11
+    pairwise = pairwise_symmetric_kl([log_p, *(log_anchors[i] for i in chosen)])
+    weights = merge_weights(pairwise)  # Eq. 12
+    if plain_average:
+        weights = torch.full_like(weights, 1 / len(weights))
+    return merge([student, *(anchors[i] for i in chosen)], weights), chosen, weights  # Eq. 13
 
 
 def choose(divergences: Tensor, k: int) -> list[int]:

@@ -17,16 +17,12 @@ from bombus.backbones.blocks import block_parameters, find_blocks
 from bombus.data.augment import VIEWS
 from bombus.data.queue import SampleQueue
 from bombus.errors import ConfigError
-from bombus.losses.divergence import (
-    pairwise_symmetric_kl,
-    symmetric_cross_entropy,
-    symmetric_kl,
-)
+from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.multilevel import consistency, log_assignment, perplexity
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
-from bombus.methods._anchors import AnchorPool, choose, flatten, merge, merge_weights, unflatten
+from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
 from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
@@ -229,21 +225,16 @@ class Bee(Adapter):
 
     def _replay(self, views: Tensor) -> None:
         config: BeeConfig = self.config
-        student = flatten(self.parameters)
         if config.replay == "source":
             merged, chosen, weights = self.anchors[0], [0], torch.ones(1)
         else:
-            log_p = self._log_probabilities(student, views)
-            log_anchors = [
-                self._log_probabilities(self.anchors[i], views) for i in range(len(self.anchors))
-            ]
-            divergences = torch.stack([symmetric_kl(log_p, q) for q in log_anchors])  # Eq. 10
-            chosen = choose(divergences, config.complementary)  # Eq. 11
-            pairwise = pairwise_symmetric_kl([log_p, *(log_anchors[i] for i in chosen)])
-            weights = merge_weights(pairwise)  # Eq. 12
-            if config.replay == "average":
-                weights = torch.full_like(weights, 1 / len(weights))
-            merged = merge([student, *(self.anchors[i] for i in chosen)], weights)  # Eq. 13
+            merged, chosen, weights = merge_complementary(
+                flatten(self.parameters),
+                self.anchors,
+                lambda flat: self._log_probabilities(flat, views),
+                config.complementary,
+                plain_average=config.replay == "average",
+            )
         for name, value in unflatten(merged, self.shallow).items():
             self.shallow[name].copy_(value)
             if config.replay_teacher:
