@@ -164,7 +164,7 @@ def test_a_truncated_checkpoint_is_refused(
     main(call)
     capsys.readouterr()
     (out / "run.json").unlink()  # as if it had been killed at the end
-    (state,) = (out / "checkpoint").glob("*.safetensors")
+    (state,) = (out / "checkpoint").glob("now-*.safetensors")
     whole = state.read_bytes()
     state.write_bytes(whole[: len(whole) // 2])
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}

@@ -84,6 +84,7 @@ def test_the_result_says_everything(tmp_path: Path) -> None:
     }  # fmt: skip
     assert set(result["cost"]) == {
         "ms_per_batch", "forwards_per_batch", "backwards_per_batch", "peak_memory_mb",
+        "source_bytes",
     }  # fmt: skip
     assert len(result["weights_sha256"]) == 64
     assert result["config"] == {"seed": 1, "optimizer": "adam", "lr": 1e-3}

@@ -100,7 +100,15 @@ def tree_hash(tree: Any) -> str:
     return digest.hexdigest()
 
 
-LEAN = {"codes": 16, "feature_queue": 64, "sample_queue": 64}
+LEAN = {
+    "codes": 16,
+    "feature_queue": 64,
+    "sample_queue": 64,
+    "queue_size": 64,
+    "bank_size": 64,
+    "source_images": 16,
+    "buffer_size": 16,
+}
 
 
 def make_adapter(method: str, model: nn.Module, *, seed: int = 3, lean: bool = False) -> Adapter:
@@ -111,6 +119,9 @@ def make_adapter(method: str, model: nn.Module, *, seed: int = 3, lean: bool = F
     chosen = bombus.known_methods()[method]
     names = {f.name for f in fields(chosen.Config)}
     settings = {name: value for name, value in LEAN.items() if lean and name in names}
+    settings |= {"augmentations": 2} if "augmentations" in names else {}  # CoTTA's 32, twice each
+    # An untrained network is sure of nothing; with the published margins nothing would be learnt.
+    settings |= {name: 2.0 for name in ("margin", "redundancy") if name in names}
     labels = torch.arange(8) % 5
     source = [(x, labels) if chosen.needs == "labels" else x for x in noise_batches(4)]
     return bombus.adapt(

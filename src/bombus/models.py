@@ -27,7 +27,7 @@ def open_model(
     return model.to(device, memory_format=layout), weights  # type: ignore[call-overload]
 
 
-def find_source(settings: RunSettings, config: Any, batch_size: int) -> Any:
+def find_source(settings: RunSettings, batch_size: int) -> Any:
     """What a method gets to prepare on: nothing, a warm-up file, or batches of training images."""
     method = find_method(settings.method)
     if method.needs == "none":
@@ -36,14 +36,14 @@ def find_source(settings: RunSettings, config: Any, batch_size: int) -> Any:
     if given is None:
         embedded = find_benchmark(settings.benchmark).warmup
         own_network = settings.backbone is None and not settings.weights
+        # Made for `bee`'s settings: `bee-paper` warms up differently.
         return embedded if own_network and method.name == "bee" else None
     if given.is_file():
         return given
     variant: Literal["cifar10", "cifar100"] = (
         "cifar100" if settings.benchmark == "cifar100-c" else "cifar10"
     )
-    images = getattr(config, "warmup_images", None)
-    return SourceBatches(given, variant, batch_size, images=images, seed=settings.seed)
+    return SourceBatches(given, variant, batch_size, seed=settings.seed)
 
 
 def choose_backbone(settings: RunSettings, benchmark: Benchmark) -> str:

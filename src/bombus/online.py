@@ -12,6 +12,7 @@ from bombus.data.batch import Batch
 from bombus.methods.base import Adapter
 from bombus.metrics.cost import timed
 from bombus.metrics.error import count_errors
+from bombus.metrics.passes import PassCounter
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -26,9 +27,10 @@ def adapt_online(
     """Answer every batch once, in order, and yield one record for each."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    passes = PassCounter(adapter.model)
     for batch in batches:
         x = batch.x.to(device)
-        with timed(device) as watch, autocast(device, precision):
+        with timed(device) as watch, passes.counting(), autocast(device, precision):
             logits = adapter(x)
         counts = count_errors(logits, batch.y, batch.domains)
         yield {
@@ -38,6 +40,8 @@ def adapt_online(
             "events": list(adapter.last.events),
             "ms": round(watch.ms, 3),
             "phases_ms": adapter.last.phases,
+            "forwards": round(passes.entered / len(x), 4),
+            "backwards": round(passes.returned / len(x), 4),
         }
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -169,7 +170,7 @@ class Run:
         return self.method.load(saved, self.model), records
 
     def _adapter(self) -> Adapter:
-        source = find_source(self.settings, self.config, self.stream.batch_size)
+        source = find_source(self.settings, self.stream.batch_size)
         with autocast(self.device, self.settings.precision):
             return self.method(self.model, self.config, source=source)
 
@@ -197,8 +198,8 @@ class Run:
             "domains": meter.rows(),
             "cost": {
                 "ms_per_batch": round(typical_ms([r["ms"] for r in records]), 3),
-                "forwards_per_batch": adapter.forwards,
-                "backwards_per_batch": adapter.backwards,
+                "forwards_per_batch": _mean([r["forwards"] for r in records]),
+                "backwards_per_batch": _mean([r["backwards"] for r in records]),
                 "peak_memory_mb": round(peak_memory_mb(self.device), 1),
                 "source_bytes": adapter.source_bytes or 0,
             },
@@ -232,6 +233,10 @@ def command_line(arguments: Sequence[str]) -> str:
     """The command as typed, but for the folders of absolute paths: they are nobody's business."""
     kept = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
     return shlex.join(["bombus", *kept])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(statistics.fmean(values), 3) if values else 0.0
 
 
 def _counts(record: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 import bombus
 from bombus.backbones.weights import state_sha256
@@ -157,38 +156,6 @@ def test_adapts_inside_evaluation_modes(method: str, kind: str, mode: Any) -> No
     with mode():
         logits = [inside(x + 0.0) for x in batches]  # a tensor made under the mode itself
     assert all(torch.equal(a, b) for a, b in zip(logits, expected, strict=True))
-
-
-@every_method
-@every_network
-def test_passes_are_as_declared(method: str, kind: str) -> None:
-    adapter = make_adapter(method, make_tiny(kind))
-    # Counted in batches: a pass over two views of every image counts as two.
-    passes = {"forward": 0.0, "backward": 0.0, "last": 0.0}
-
-    def forward(module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-        if type(module) is type(adapter.model):  # the student, a teacher, a frozen copy
-            passes["last"] = len(inputs[0]) / 8
-            passes["forward"] += passes["last"]
-
-    def counted(original: Any) -> Any:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            passes["backward"] += passes["last"]
-            return original(*args, **kwargs)
-
-        return backward
-
-    handle = register_module_forward_hook(forward)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.autograd, "grad", counted(torch.autograd.grad))
-            patch.setattr(torch.autograd, "backward", counted(torch.autograd.backward))
-            for x in noise_batches(4):
-                adapter(x)
-    finally:
-        handle.remove()
-    assert passes["forward"] == 4 * adapter.forwards
-    assert passes["backward"] == 4 * adapter.backwards
 
 
 def test_a7_source_is_the_model_itself() -> None:

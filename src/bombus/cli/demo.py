@@ -32,7 +32,11 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
         raise ConfigError(f"{out} is not empty and holds no demo report; choose another --out.")
     shutil.rmtree(runs, ignore_errors=True)
     images = find_benchmark("demo").open(None)  # once, so that every picture is corrupted once
-    cheap = [name for name, method in known_methods().items() if method.cheap]
+    cheap = [
+        name
+        for name, method in known_methods().items()
+        if method.cheap and (method.needs == "none" or method.source_optional)
+    ]
     for number, name in enumerate(cheap, start=1):
         with RunView(f"{number}/{len(cheap)} {name}") as view:
             settings = RunSettings(method=name, samples=samples, seed=seed)

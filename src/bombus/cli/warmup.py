@@ -76,7 +76,7 @@ def warmup(
     task, where = find_benchmark(benchmark), pick_device(device)
     model, _ = open_model(settings, task, task.classes or 0, where)
     config = make_config(chosen, benchmark, settings)
-    source = find_source(settings, config, batch_size or task.batch_size)
+    source = find_source(settings, batch_size or task.batch_size)
     with autocast(where, precision):
         save_warmup(chosen(model, config, source=source), out)
     say(f"Warmed {method} up in {time.perf_counter() - start:.1f} s; written to {out}")

@@ -24,6 +24,15 @@ INDEX = (
     "source",
     "bn",
     "tent",
+    "eata",
+    "sar",
+    "cotta",
+    "adacontrast",
+    "rmt",
+    "dplot",
+    "obao",
+    "roid",
+    "rdumb",
     "bee",
 )
 

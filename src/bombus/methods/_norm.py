@@ -29,6 +29,22 @@ def use_batch_statistics(model: nn.Module) -> None:
 
 
 @contextmanager
+def batch_statistics(model: nn.Module, *, track: bool) -> Iterator[None]:
+    """Within, BatchNorm normalises with the batch; its running statistics follow if `track`."""
+    norms = batch_norms(model)
+    tracked = [norm.track_running_stats for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.track_running_stats = track
+    try:
+        yield
+    finally:
+        for norm, was in zip(norms, tracked, strict=True):
+            norm.eval()
+            norm.track_running_stats = was
+
+
+@contextmanager
 def source_statistics(model: nn.Module) -> Iterator[None]:
     """Within, BatchNorm uses the statistics of training: one image makes poor batch statistics."""
     norms = [norm for norm in batch_norms(model) if norm.training]

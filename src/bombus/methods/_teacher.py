@@ -6,8 +6,7 @@ Shapes: N images, C classes.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from bombus.errors import DataError
 from bombus.losses.divergence import symmetric_cross_entropy
-from bombus.methods._norm import batch_logits
+from bombus.methods._norm import batch_logits, batch_norms
 from bombus.methods._optim import apply_gradients
 from bombus.methods._progress import with_progress
 from bombus.methods._source import image_batches
@@ -66,7 +65,8 @@ def warm_up(
     """RMT's warm-up: student to teacher on the same source images, no labels, lr rising from 0.
 
     The optimiser's own learning rate is reached at the last step and stays; its moments live on
-    into test time, as in the reference.
+    into test time, as in the reference. A source of fewer than `images` is gone over once (the
+    reference begins it anew). One image alone makes no batch statistics: such a batch is left out.
     """
     if images <= 0:
         return
@@ -75,14 +75,19 @@ def warm_up(
     first = next(batches, None)
     if first is None:
         raise DataError("The source has no images; give at least one batch of them.")
-    total = math.ceil(images / len(first))
+    total = max(1, images // len(first))
+    if isinstance(source, Sized):
+        total = min(total, len(source))
     groups = optimizer.param_groups
     peaks = [group["lr"] for group in groups]
     parameters = [p for group in groups for p in group["params"]]
+    alone_is_too_few = bool(batch_norms(student))
     stream = itertools.islice(itertools.chain([first], batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * step / total
+        if len(x) == 1 and alone_is_too_few:
+            continue
         loss = symmetric_cross_entropy(student(x), teacher(x)).mean()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         apply_gradients(gradients, parameters, optimizer)

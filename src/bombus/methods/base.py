@@ -70,12 +70,10 @@ class Adapter(ABC):
     needs: ClassVar[Access] = "none"
     predicts: ClassVar[Literal["before update", "after update"]] = "before update"
     source_optional: ClassVar[bool] = False  # there is a documented way without source data
+    reads_files: ClassVar[bool] = False  # source= may also be a file that `bombus warmup` made
     cheap: ClassVar[bool] = True  # cheap enough for the demo on two cores
     stateful: ClassVar[tuple[str, ...]] = ("model",)
     prepared: ClassVar[tuple[str, ...]] = ()  # what `prepare` makes and no batch changes
-    # Passes over one batch; a method whose settings decide makes properties of them.
-    forwards: float = 1
-    backwards: float = 0
 
     def __init__(
         self,
@@ -225,7 +223,12 @@ class Adapter(ABC):
     # Inside
 
     def _prepare(self, source: Source | None) -> None:
-        if source is None or isinstance(source, str | Path):  # a file: the method knows its origin
+        if isinstance(source, str | Path) and not self.reads_files:
+            raise ConfigError(
+                f"Got the file {source} as source of {self.name}, which reads images; pass "
+                "source=loader (batches of images), or --source FOLDER on the command line."
+            )
+        if source is None or isinstance(source, str | Path):
             self.prepare(source)
             return
         reading = counted(source)

@@ -39,6 +39,7 @@ class Bee(Adapter):
     Config = BeeConfig
     needs = "samples"
     source_optional = True
+    reads_files = True
     stateful = (
         "model",
         "teacher",
@@ -50,19 +51,6 @@ class Bee(Adapter):
         "batches",
     )
     prepared = ("deep",)
-
-    @property
-    def forwards(self) -> float:  # type: ignore[override]
-        """Student and teacher in each inner step and once more; a view of its own costs one."""
-        config: BeeConfig = self.config
-        own_view = config.student_view != "none"
-        return self.passes.views_count * (2 * config.inner_steps + 2 + own_view)
-
-    @property
-    def backwards(self) -> float:  # type: ignore[override]
-        config: BeeConfig = self.config
-        outer = 1 + (config.entropy_weight > 0)
-        return self.passes.views_count * (config.inner_steps + outer)
 
     def setup(self) -> None:
         config: BeeConfig = self.config

@@ -38,7 +38,6 @@ class TentConfig(BaseConfig):
 class Tent(Adapter):
     Config = TentConfig
     stateful = ("model", "optimizer")
-    backwards = 1
 
     def setup(self) -> None:
         use_batch_statistics(self.model)

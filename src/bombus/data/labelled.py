@@ -1,0 +1,136 @@
+"""A bounded store of labelled images to learn from again: source images, or sure test images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bombus.data.queue import _from_bytes, _to_bytes
+
+
+class LabelledImages:
+    """Up to `capacity` images in numbered places, a label beside each, drawn at random.
+
+    As in SampleQueue a byte a pixel holds them where that loses nothing, and memory is taken once,
+    for all places. Images of another shape or dtype than those stored cannot share a batch with
+    them: see `fits`. The store has a device of its own; what is drawn goes wherever it is wanted.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        if capacity < 1:
+            raise ValueError(f"Got a store of {capacity} images, expected at least 1.")
+        self.capacity = capacity
+        self.device = device
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def clear(self) -> None:
+        self._images: Tensor | None = None  # (capacity, 3, H, W): bytes, or as put
+        self._labels = torch.empty(0, dtype=torch.long)  # (capacity,)
+        self._like = torch.empty(0)  # no images, with the dtype and shape of one
+        self._count = 0
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether x may be put beside what is there."""
+        return self._images is None or (
+            x.shape[1:] == self._like.shape[1:] and x.dtype == self._like.dtype
+        )
+
+    def append(self, x: Tensor, y: Tensor) -> int:
+        """Put as many of the images as there is room for into free places; returns how many."""
+        room = min(len(x), self.capacity - self._count)
+        self.put(self._count + torch.arange(room), x[:room], y[:room])
+        return room
+
+    def put(self, places: Tensor, x: Tensor, y: Tensor) -> None:
+        """Write images (n, 3, H, W) and labels (n,) into n different places, taken or next."""
+        if not len(x):
+            return
+        if not self.fits(x):
+            raise ValueError(
+                f"Got {x.dtype} images of shape {tuple(x.shape[1:])} for a store of "
+                f"{self._like.dtype} images of shape {tuple(self._like.shape[1:])}."
+            )
+        packed = _to_bytes(x)
+        if self._images is None:
+            dtype = x.dtype if packed is None else packed.dtype
+            shape = (self.capacity, *x.shape[1:])
+            self._images = torch.zeros(shape, dtype=dtype, device=self.device)
+            self._labels = torch.zeros(self.capacity, dtype=torch.long, device=self.device)
+            self._like = x[:0].detach().to(self.device)
+        if packed is None and self._images.dtype != x.dtype:
+            self._images = _from_bytes(self._images, self._like)
+        values = x.detach() if packed is None or self._images.dtype == x.dtype else packed
+        there = places.to(self.device)
+        self._images[there] = values.to(self.device)
+        self._labels[there] = y.to(self.device)
+        self._count = max(self._count, int(places.max()) + 1)
+
+    def draw(
+        self, count: int, generator: torch.Generator, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """`count` different images and their labels, or all where there are fewer."""
+        if self._images is None:
+            raise ValueError("The store is empty; put images into it before drawing some.")
+        chosen = torch.randperm(self._count, generator=generator)[:count].to(self.device)
+        # Moved as they are stored: bytes are a quarter of the way.
+        images, labels = self._images[chosen].to(device), self._labels[chosen].to(device)
+        if images.dtype != self._like.dtype:
+            images = _from_bytes(images, self._like.to(device))
+        return images, labels
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._images is None:
+            return {}
+        taken = slice(0, self._count)
+        return {
+            "images": self._images[taken],
+            "labels": self._labels[taken],
+            "like": self._like,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.clear()
+        if state:
+            images, labels = state["images"].to(self.device), state["labels"].to(self.device)
+            self._like = state["like"].to(self.device)
+            self._count = len(images)
+            self._images = images.new_zeros(self.capacity, *images.shape[1:])
+            self._images[: self._count] = images
+            self._labels = labels.new_zeros(self.capacity)
+            self._labels[: self._count] = labels
+
+
+class SureImages:
+    """OBAO's buffer: images with the labels they were given, and the entropies of those."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.images = LabelledImages(capacity, device)
+        self.entropies = torch.empty(0, device=device)  # as many as images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def keep(self, x: Tensor, y: Tensor, entropies: Tensor) -> None:
+        """Into free places first, then into those of the highest entropies, whatever their own."""
+        if not self.images.fits(x):  # another size of image: the old ones cannot share a batch
+            self.images.clear()
+            self.entropies = self.entropies[:0]
+        fitting = self.images.append(x, y)
+        self.entropies = torch.cat([self.entropies, entropies[:fitting].to(self.entropies)])
+        x, y, entropies = (t[fitting : fitting + len(self)] for t in (x, y, entropies))
+        places = self.entropies.argsort(descending=True, stable=True)[: len(x)]
+        self.images.put(places, x, y)
+        self.entropies[places] = entropies.to(self.entropies)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"images": self.images.state_dict(), "entropies": self.entropies}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.images.load_state_dict(state["images"])
+        self.entropies = state["entropies"].to(self.entropies.device)
