@@ -1,4 +1,4 @@
-"""What RMT and OBAO share beside the teacher itself.
+"""What RMT, OBAO and CoTTA share beside the teacher itself.
 
 Shapes: N images.
 """

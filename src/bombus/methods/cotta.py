@@ -34,6 +34,7 @@ from bombus.errors import ConfigError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
+from bombus.methods._mean_teacher import require_colour_images
 from bombus.methods._norm import batch_norms, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer, train_all
 from bombus.methods._teacher import Teacher
@@ -81,11 +82,7 @@ class Cotta(Adapter):
                 f"Got restore={config.restore} and augmentations={config.augmentations}, expected "
                 "a chance of at least 0 and less than 1, and at least 1 augmentation."
             )
-        if self.input.channels not in (3, None) or (self.input.low, self.input.high) != (0, 1):
-            raise ConfigError(
-                f"{self.name} augments colours: it takes images of 3 channels in [0, 1], not of "
-                f"{self.input.channels} in [{self.input.low:g}, {self.input.high:g}]."
-            )
+        require_colour_images(self.input, self.name)
         use_batch_statistics(self.model)
         self.source_model = deepcopy(self.model)  # frozen, and so never state
         self.teacher = Teacher(self.model)
