@@ -175,6 +175,16 @@ def test_a_truncated_checkpoint_is_refused(
     assert (out / "run.json").exists()
 
 
+def test_a_run_that_cannot_begin_is_not_in_the_way_of_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    sentence = fails(["run", "eata", *SHORT, "--out", str(out)], capsys)
+    assert "--source FOLDER" in sentence
+    main(["run", "tent", *SHORT, "--out", str(out)])  # other settings, and no --resume
+    assert (out / "run.json").exists()
+
+
 def test_an_unwritable_place_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,11 +90,16 @@ class Run:
         keep_adapter: bool = False,
     ) -> dict[str, Any]:
         """Stream everything, or what is left of it, and return the result."""
-        finished = self._claim(out, resume)
+        finished = self._find_finished(out, resume)
         if finished is not None:
             return finished
+        out.mkdir(parents=True, exist_ok=True)  # before a long preparation, not after it
         log, saved = out / "batches.jsonl", out / "checkpoint"
         adapter, records = self._restore(log, saved)
+        if not records:
+            # Only now: a run that could not begin leaves nothing in the way of the next try.
+            checkpoint.write_json(out / "settings.json", self.settings.to_dict())
+            log.write_bytes(b"")
         meter = _meter(records)
         total = len(self.plan_domains)
         batches = self.stream.batches(self.images, start=len(records))
@@ -127,8 +132,8 @@ class Run:
             _remove(saved)
         return result
 
-    def _claim(self, out: Path, resume: bool) -> dict[str, Any] | None:
-        """Make the folder ours, or find the finished result in it; never write over anything."""
+    def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
+        """The finished result in the folder, if any; a folder that is not ours is refused."""
         asked = self.settings.to_dict()
         settings_file = out / "settings.json"
         if settings_file.exists():
@@ -150,13 +155,10 @@ class Run:
                 return done
         elif out.exists() and any(out.iterdir()):
             raise ConfigError(f"{out} is not empty and holds no run; choose another --out.")
-        out.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_json(settings_file, asked)
         return None
 
     def _restore(self, log: Path, saved: Path) -> tuple[Adapter, list[dict[str, Any]]]:
         if not (saved / checkpoint.MANIFEST).exists():
-            log.write_bytes(b"")
             return self._adapter(), []
         length = checkpoint.load_meta(saved)["log_bytes"]
         with log.open("rb+") as file:
