@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import bombus
+from bombus.losses.divergence import mutual_cross_entropy
 from bombus.methods.roid import (
     Roid,
     certainty_diversity_weights,
-    mutual_cross_entropy,
     roid_view,
     smoothed_prior,
 )

@@ -67,13 +67,17 @@ def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[s
     return blocks
 
 
+Called = tuple[nn.Linear, Tensor, Tensor]  # a linear layer, what it read and what it gave
+
+
 @dataclass(frozen=True)
 class Seen:
     """One forward, looked into: the logits, every block's output, what the classifier read."""
 
     logits: Tensor
     blocks: dict[str, Tensor]
-    features: Tensor | None  # None where no linear layer gave the logits
+    classifier: nn.Linear | None  # None where no linear layer gave the logits
+    features: Tensor | None  # what it read
 
 
 def look(
@@ -89,9 +93,9 @@ def look(
     """
     watched: dict[int, list[str]] = {}
     for name in blocks:
-        watched.setdefault(id(_last(model, name)), []).append(name)
+        watched.setdefault(id(last_module(model, name)), []).append(name)
     outputs: dict[str, Tensor] = {}
-    linear: list[tuple[Tensor, Tensor]] = []
+    linear: list[Called] = []
     with _watching(watched, outputs, linear):
         logits = model(x) if params is None else functional_call(model, dict(params), (x,))
     logits = getattr(logits, "logits", logits)
@@ -102,17 +106,20 @@ def look(
         )
     if absent := [name for name in blocks if name not in outputs]:
         raise ConfigError(f"The block {absent[0]!r} took no part in the model's forward.")
-    return Seen(logits, {name: outputs[name] for name in blocks}, _what_was_read(logits, linear))
+    classifier, features = _who_gave(logits, linear)
+    return Seen(logits, {name: outputs[name] for name in blocks}, classifier, features)
 
 
-def _what_was_read(logits: Tensor, linear: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
-    for read, output in reversed(linear):
+def _who_gave(
+    logits: Tensor, linear: Sequence[Called]
+) -> tuple[nn.Linear, Tensor] | tuple[None, None]:
+    for layer, read, output in reversed(linear):
         if output is logits:
-            return read
-    for read, output in reversed(linear):  # a model that returns a copy
+            return layer, read
+    for layer, read, output in reversed(linear):  # a model that returns a copy
         if output.shape == logits.shape and output.equal(logits):
-            return read
-    return None
+            return layer, read
+    return None, None
 
 
 def forward_with_blocks(
@@ -182,7 +189,7 @@ def _has(model: nn.Module, path: str) -> bool:
         return False
 
 
-def _last(model: nn.Module, name: str) -> nn.Module:
+def last_module(model: nn.Module, name: str) -> nn.Module:
     """The module whose output is the block's."""
     module = model.get_submodule(members_of(model, name)[-1])
     while isinstance(module, nn.ModuleList) and len(module):
@@ -200,7 +207,7 @@ _call: ContextVar[object | None] = ContextVar("_call", default=None)
 def _watching(
     watched: Mapping[int, list[str]],
     outputs: dict[str, Tensor],
-    linear: list[tuple[Tensor, Tensor]],
+    linear: list[Called],
 ) -> Iterator[None]:
     """Collects the outputs of the watched modules, and what linear layers read and gave.
 
@@ -212,7 +219,7 @@ def _watching(
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if _call.get() is this:
             if isinstance(module, nn.Linear) and inputs:
-                linear.append((inputs[0], output))
+                linear.append((module, inputs[0], output))
             for name in watched.get(id(module), ()):
                 outputs[name] = _tensor(output, name)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bombus.data.queue import _from_bytes, _to_bytes
+from bombus.data.queue import from_bytes, to_bytes
 
 
 class LabelledImages:
@@ -56,7 +56,7 @@ class LabelledImages:
                 f"Got {x.dtype} images of shape {tuple(x.shape[1:])} for a store of "
                 f"{self._like.dtype} images of shape {tuple(self._like.shape[1:])}."
             )
-        packed = _to_bytes(x)
+        packed = to_bytes(x)
         if self._images is None:
             dtype = x.dtype if packed is None else packed.dtype
             shape = (self.capacity, *x.shape[1:])
@@ -64,7 +64,7 @@ class LabelledImages:
             self._labels = torch.zeros(self.capacity, dtype=torch.long, device=self.device)
             self._like = x[:0].detach().to(self.device)
         if packed is None and self._images.dtype != x.dtype:
-            self._images = _from_bytes(self._images, self._like)
+            self._images = from_bytes(self._images, self._like)
         values = x.detach() if packed is None or self._images.dtype == x.dtype else packed
         there = places.to(self.device)
         self._images[there] = values.to(self.device)
@@ -81,7 +81,7 @@ class LabelledImages:
         # Moved as they are stored: bytes are a quarter of the way.
         images, labels = self._images[chosen].to(device), self._labels[chosen].to(device)
         if images.dtype != self._like.dtype:
-            images = _from_bytes(images, self._like.to(device))
+            images = from_bytes(images, self._like.to(device))
         return images, labels
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class SampleQueue:
         if ring is None or not _alike(self._like, x):
             ring = self._start(x)
         if ring.dtype != x.dtype:
-            packed = _to_bytes(x)
+            packed = to_bytes(x)
             if packed is None:
-                ring = self._ring = _from_bytes(ring, self._like)
+                ring = self._ring = from_bytes(ring, self._like)
             else:
                 x = packed
         places = (self._next + torch.arange(len(x))) % self.capacity
@@ -60,7 +60,7 @@ class SampleQueue:
         # By age, oldest 0: the draw depends on what was pushed, not on where the ring stands.
         order = torch.randperm(self._count, generator=generator)
         images = self._at(self._ring, order[:count])
-        return images if images.dtype == self._like.dtype else _from_bytes(images, self._like)
+        return images if images.dtype == self._like.dtype else from_bytes(images, self._like)
 
     def state_dict(self) -> dict[str, Any]:
         """The images from the oldest to the newest as they are stored, and what they look like."""
@@ -79,7 +79,7 @@ class SampleQueue:
             self._next = self._count % self.capacity
 
     def _start(self, x: Tensor) -> Tensor:
-        dtype = x.dtype if _to_bytes(x) is None else torch.uint8
+        dtype = x.dtype if to_bytes(x) is None else torch.uint8
         ring = torch.zeros(self.capacity, *x.shape[1:], dtype=dtype, device=x.device)
         self._ring, self._like, self._next, self._count = ring, x[:0].clone(), 0, 0
         return ring
@@ -94,16 +94,16 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and a.device == b.device
 
 
-def _to_bytes(x: Tensor) -> Tensor | None:
+def to_bytes(x: Tensor) -> Tensor | None:
     """x as bytes, or None where not every pixel would come back exactly."""
     if not x.is_floating_point():
         return None
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     packed = (wide * 255).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
-    return packed if torch.equal(_from_bytes(packed, x), x) else None
+    return packed if torch.equal(from_bytes(packed, x), x) else None
 
 
-def _from_bytes(packed: Tensor, like: Tensor) -> Tensor:
+def from_bytes(packed: Tensor, like: Tensor) -> Tensor:
     # Divided in float32 and rounded once to 16 bits, as x.float().div(255).to(dtype) does on a CPU.
     # By a tensor: CUDA multiplies by 1 / 255 where the divisor is a plain number, a bit off.
     wide = torch.promote_types(like.dtype, torch.float32)

@@ -39,6 +39,11 @@ def symmetric_cross_entropy(student_logits: Tensor, teacher_logits: Tensor) -> T
 
     As in RMT (Döbler et al., CVPR 2023). No gradient enters the teacher.
     """
-    log_s = at_least_single(student_logits).log_softmax(1)  # (N, C)
-    log_t = at_least_single(teacher_logits.detach()).log_softmax(1)
-    return -0.5 * (log_t.exp() * log_s + log_s.exp() * log_t).sum(1)
+    return mutual_cross_entropy(student_logits, teacher_logits.detach())
+
+
+def mutual_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
+    """½ H(one, other) + ½ H(other, one) of (N, C) logits, (N,); both sides learn."""
+    log_p = at_least_single(one).log_softmax(1)
+    log_q = at_least_single(other).log_softmax(1)
+    return -0.5 * (log_p.exp() * log_q + log_q.exp() * log_p).sum(1)

@@ -134,7 +134,7 @@ class AdaContrast(Adapter):
             with torch.no_grad():
                 for now, then in zip(statistics, before, strict=True):
                     now.copy_(then)
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         return self.answer(x)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -136,6 +136,9 @@ class Adapter(ABC):
     def event(self, kind: str, **facts: Any) -> None:
         self._events.append({"event": kind, **facts})
 
+    def step_dropped(self, **facts: Any) -> None:
+        self.event("step dropped", **facts, reason="the gradient is not finite")
+
     def signal(self, **values: float) -> None:
         self._signals.update(values)
 
@@ -259,7 +262,8 @@ class Adapter(ABC):
         if source is None:
             raise ConfigError(
                 f"{self.name} needs source {self.needs}; pass source=loader (batches of "
-                f"{'(images, labels)' if self.needs == 'labels' else 'images'})."
+                f"{'(images, labels)' if self.needs == 'labels' else 'images'}), or --source "
+                "FOLDER on the command line."
             )
 
     def _scatter(self, logits: Tensor | None, gated: gate.Gated, x: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class Bee(Adapter):
 
     def _apply(self, gradients: tuple[Tensor, ...]) -> None:
         if not apply_gradients(gradients, self.parameters, self.optimizer):
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
 
     # Complementary anchor replay
 

@@ -101,7 +101,7 @@ class Cotta(Adapter):
             loss = F.cross_entropy(at_least_single(logits), target.softmax(1))
         self.signal(loss=loss.item())
         if not descend(loss, self.optimizer):
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
             return target
         # In this order: what is about to be restored still reaches the teacher.
         self.teacher.follow(self.model, self.config.momentum)

@@ -140,7 +140,7 @@ class Dplot(Adapter):
     ) -> bool:
         if apply_gradients(gradients, parameters, optimizer):
             return True
-        self.event("step dropped", stage=stage, reason="the gradient is not finite")
+        self.step_dropped(stage=stage)
         return False
 
 

@@ -104,7 +104,7 @@ class Eta(Adapter):
         if descend(loss + self.penalty(), self.optimizer):
             self.mean = mean_prediction(self.mean, learnt, self.config.momentum)
         else:
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         return logits
 
     def penalty(self) -> Tensor | float:

@@ -36,7 +36,6 @@ Shapes: N images, C classes, D features.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,13 +44,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bombus.backbones.blocks import forward_with_features
+from bombus.backbones.blocks import forward_with_features, look
 from bombus.backbones.prototypes import class_prototypes
 from bombus.data.augment import cotta_view
 from bombus.data.labelled import SureImages
 from bombus.errors import ConfigError, DataError
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.precision import at_least_single
+from bombus.losses.reliable import entropy_margin, is_reliable
 from bombus.losses.self_training import self_training
 from bombus.methods import register
 from bombus.methods._mean_teacher import (
@@ -145,7 +145,8 @@ class Obao(Adapter):
         gradients = sum_gradients(gradients, self._replay())
         answer = (logits + taught) / 2
         entropies = softmax_entropy(logits)
-        sure = entropies < self.config.margin * math.log(logits.shape[1])  # (N,)
+        margin = entropy_margin(logits.shape[1], self.config.margin)
+        sure = is_reliable(entropies, margin)  # (N,)
         self.signal(
             self_training=(plain + augmented) / 2,
             sure=sure.float().mean().item(),
@@ -155,7 +156,7 @@ class Obao(Adapter):
             self.buffer.keep(x[sure], answer[sure].argmax(1), entropies[sure])
             self.teacher.follow(self.model, self.config.momentum)
         else:
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         return answer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,14 +197,14 @@ class Obao(Adapter):
 @torch.no_grad()
 def find_classifier(model: nn.Module, x: Tensor) -> str:
     """The name of the linear layer that makes the logits out of the penultimate features."""
-    logits, features = forward_with_features(model, x)
-    apart: dict[str, float] = {
-        name: float((module(features) - logits).abs().max())
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and (module.in_features, module.out_features) == (features.shape[1], logits.shape[1])
-    }
-    return min(apart, key=lambda name: apart[name])
+    classifier = look(model, x).classifier
+    names: list[str] = [name for name, module in model.named_modules() if module is classifier]
+    if classifier is None or not names:
+        raise ConfigError(
+            f"No nn.Linear of {type(model).__name__} gives its logits, and obao leaves the "
+            "classifier alone; end the network with one."
+        )
+    return names[0]
 
 
 def class_means(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:

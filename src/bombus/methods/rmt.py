@@ -145,7 +145,7 @@ class RobustMeanTeacher(Adapter):
         if apply_gradients(gradients, parameters, self.optimizer):
             self.teacher.follow(self.model, config.momentum)
         else:
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         return (logits + taught) / 2
 
     def forward(self, x: Tensor) -> Tensor:

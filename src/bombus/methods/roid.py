@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bombus.data.augment import colour_jitter, random_affine, random_flip
+from bombus.losses.divergence import mutual_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.likelihood_ratio import soft_likelihood_ratio
 from bombus.losses.precision import at_least_single
@@ -104,7 +105,7 @@ class Roid(Adapter):
         if descend(confidence + agreement, self.optimizer):
             self.mean_prediction = usual.lerp(p.mean(0), 1 - config.prediction_momentum)
         else:
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         if config.ensembling:
             self._ensemble()
         self.signal(
@@ -161,12 +162,6 @@ def _scaled(values: Tensor) -> Tensor:
     """From 0 to 1; all 0 where they are all the same."""
     spread = values.max() - values.min()
     return (values - values.min()) / spread.clamp_min(torch.finfo(values.dtype).tiny)
-
-
-def mutual_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
-    """½ H(one, other) + ½ H(other, one) of (N, C) logits, (N,); both sides learn."""
-    log_p, log_q = at_least_single(one).log_softmax(1), at_least_single(other).log_softmax(1)
-    return -0.5 * (log_p.exp() * log_q + log_q.exp() * log_p).sum(1)
 
 
 def smoothed_prior(p: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Sar(Adapter):
         uphill = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         norm = torch.nn.utils.get_total_norm([g for g in uphill if g is not None])
         if not norm.isfinite():
-            self._drop()
+            self.step_dropped()
             return
         with climbed(self.parameters, uphill, self.config.radius / (norm + 1e-12)):
             entropy = softmax_entropy(self.model(x))[reliable]
@@ -103,12 +103,9 @@ class Sar(Adapter):
             loss = entropy[still].mean()
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         if not apply_gradients(gradients, self.parameters, self.optimizer):
-            self._drop()
+            self.step_dropped()
             return
         self._watch(loss.item())
-
-    def _drop(self) -> None:
-        self.event("step dropped", reason="the gradient is not finite")
 
     def _watch(self, loss: float) -> None:
         """Certainty this low means collapse to few classes: return to the source and start anew."""

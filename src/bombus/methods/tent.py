@@ -52,7 +52,7 @@ class Tent(Adapter):
         loss = softmax_entropy(logits).mean()
         self.signal(entropy=loss.item())
         if not descend(loss, self.optimizer):
-            self.event("step dropped", reason="the gradient is not finite")
+            self.step_dropped()
         return logits
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from bombus.backbones.blocks import find_blocks, members_of
+from bombus.backbones.blocks import find_blocks, last_module
 from bombus.errors import ConfigError
 
 
@@ -61,9 +61,6 @@ class PassCounter:
 
 def _last_block(model: nn.Module) -> nn.Module:
     try:
-        module = model.get_submodule(members_of(model, find_blocks(model)[-1])[-1])
+        return last_module(model, find_blocks(model)[-1])
     except ConfigError:
         return model  # no blocks to be seen: its output is as far back as one can look
-    while isinstance(module, nn.ModuleList) and len(module):
-        module = module[len(module) - 1]
-    return module
