@@ -51,6 +51,15 @@ class Speck(nn.Module):
         return logits
 
 
+def kinds_of(method: str) -> tuple[str, ...]:
+    """The tiny networks a method works on."""
+    return ("vit",) if bombus.known_methods()[method].transformers_only else KINDS
+
+
+def speck_of(method: str) -> str:
+    return "speck-vit" if bombus.known_methods()[method].transformers_only else "speck"
+
+
 def make_tiny(kind: str) -> nn.Module:
     """A tiny classifier of 5 classes for 16 px images, the same weights every time."""
     from bombus.backbones.vit import VisionTransformer
@@ -64,6 +73,10 @@ def make_tiny(kind: str) -> nn.Module:
             return Speck().eval()
         if kind == "groupnorm":
             return GroupNormNet().eval()
+        if kind == "speck-vit":
+            return VisionTransformer(
+                size=8, patch=4, width=4, depth=3, heads=1, num_classes=5
+            ).eval()
         return VisionTransformer(size=16, patch=4, width=16, depth=6, heads=2, num_classes=5).eval()
 
 

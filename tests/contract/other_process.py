@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 import bombus
-from tiny import KINDS, make_adapter, make_tiny, noise_batches, tree_hash
+from tiny import kinds_of, make_adapter, make_tiny, noise_batches, tree_hash
 
 
 def play(method: str, kind: str, count: int) -> str:
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     task, method, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if task == "play":
-        result = {kind: play(method, kind, count) for kind in KINDS}
+        result = {kind: play(method, kind, count) for kind in kinds_of(method)}
     else:
-        result = {kind: resume(Path(sys.argv[4]), method, kind, count) for kind in KINDS}
+        result = {kind: resume(Path(sys.argv[4]), method, kind, count) for kind in kinds_of(method)}
     print(json.dumps(result))

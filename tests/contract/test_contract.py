@@ -15,13 +15,15 @@ from torch import Tensor, nn
 import bombus
 from bombus.backbones.weights import state_sha256
 from bombus.errors import BombusError, CheckpointError, ConfigError, InputError
-from tiny import KINDS, make_adapter, make_tiny, noise_batches, tree_hash
+from tiny import KINDS, kinds_of, make_adapter, make_tiny, noise_batches, speck_of, tree_hash
 
 METHODS = sorted(bombus.known_methods())
 SCRIPT = Path(__file__).with_name("other_process.py")
 
 every_method = pytest.mark.parametrize("method", METHODS)
-every_network = pytest.mark.parametrize("kind", KINDS)
+every_method_and_network = pytest.mark.parametrize(
+    ("method", "kind"), [(method, kind) for method in METHODS for kind in kinds_of(method)]
+)
 
 
 def other_process(*arguments: object) -> Any:
@@ -42,8 +44,7 @@ def test_declarations_are_complete(method: str) -> None:
             assert isinstance(chosen.Config.for_benchmark(benchmark, family), chosen.Config)
 
 
-@every_method
-@every_network
+@every_method_and_network
 def test_a1_predict_changes_nothing(method: str, kind: str) -> None:
     adapter = make_adapter(method, make_tiny(kind))
     batches = noise_batches(4)
@@ -60,7 +61,7 @@ def test_a1_predict_changes_nothing(method: str, kind: str) -> None:
 @every_method
 def test_a2_two_processes_give_the_same_bits(method: str) -> None:
     here = {}
-    for kind in KINDS:
+    for kind in kinds_of(method):
         adapter = make_adapter(method, make_tiny(kind))
         here[kind] = tree_hash([adapter(x) for x in noise_batches(50)])
     assert other_process("play", method, 50) == here
@@ -71,7 +72,7 @@ def test_a3_resumes_exactly_from_every_batch_in_a_new_process(method: str, tmp_p
     count = 21
     batches = noise_batches(count)
     expected = {}
-    for kind in KINDS:
+    for kind in kinds_of(method):
         adapter = make_adapter(method, make_tiny(kind))
         logits = []
         for k, x in enumerate(batches):
@@ -81,8 +82,7 @@ def test_a3_resumes_exactly_from_every_batch_in_a_new_process(method: str, tmp_p
     assert other_process("resume", method, count, tmp_path) == expected
 
 
-@every_method
-@every_network
+@every_method_and_network
 def test_a4_reset_is_a_fresh_start(method: str, kind: str, tmp_path: Path) -> None:
     batches = noise_batches(50)
     adapter = make_adapter(method, make_tiny(kind))
@@ -100,7 +100,7 @@ def test_a4_reset_is_a_fresh_start(method: str, kind: str, tmp_path: Path) -> No
 
 @every_method
 def test_a5_memory_stays_flat(method: str) -> None:
-    adapter = make_adapter(method, make_tiny("speck"), lean=True)
+    adapter = make_adapter(method, make_tiny(speck_of(method)), lean=True)
     batches = noise_batches(10, size=4, side=8)
     for step in range(5000):
         adapter(batches[step % 10])
@@ -117,8 +117,7 @@ def resident_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
-@every_method
-@every_network
+@every_method_and_network
 def test_a6_two_adapters_share_nothing(method: str, kind: str) -> None:
     model = make_tiny(kind)
     before = state_sha256(model)
@@ -133,8 +132,7 @@ def test_a6_two_adapters_share_nothing(method: str, kind: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-@every_method
-@every_network
+@every_method_and_network
 def test_frozen_parameters_never_change(method: str, kind: str) -> None:
     """State leaves frozen parameters out, so they must be those of the source for ever."""
     adapter = make_adapter(method, make_tiny(kind))
@@ -146,8 +144,7 @@ def test_frozen_parameters_never_change(method: str, kind: str) -> None:
             assert torch.equal(p, frozen[name]), name
 
 
-@every_method
-@every_network
+@every_method_and_network
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_adapts_inside_evaluation_modes(method: str, kind: str, mode: Any) -> None:
     batches = noise_batches(3)
@@ -185,8 +182,7 @@ def test_a7_bn_uses_the_statistics_of_the_batch() -> None:
     torch.testing.assert_close(make_adapter("bn", model)(x), expected, rtol=0, atol=1e-6)
 
 
-@every_method
-@every_network
+@every_method_and_network
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_b1_one_bad_pixel_harms_nobody(method: str, kind: str, poison: float) -> None:
     batches = noise_batches(3)
@@ -223,7 +219,7 @@ def test_b1_one_bad_pixel_harms_nobody(method: str, kind: str, poison: float) ->
     ],
 )
 def test_b2_wrong_batches_are_refused_in_one_sentence(method: str, spoil: Any, words: str) -> None:
-    adapter = make_adapter(method, make_tiny("batchnorm"))
+    adapter = make_adapter(method, make_tiny(kinds_of(method)[0]))
     (x,) = noise_batches(1)
     adapter(x)
     before = tree_hash(adapter.state_dict())
@@ -234,8 +230,7 @@ def test_b2_wrong_batches_are_refused_in_one_sentence(method: str, spoil: Any, w
     assert tree_hash(adapter.state_dict()) == before
 
 
-@every_method
-@every_network
+@every_method_and_network
 def test_b3_empty_single_and_short_batches(method: str, kind: str) -> None:
     adapter = make_adapter(method, make_tiny(kind))
     batches = noise_batches(4)
@@ -256,10 +251,11 @@ def test_b3_empty_single_and_short_batches(method: str, kind: str) -> None:
 
 @every_method
 def test_a_checkpoint_of_something_else_is_refused(method: str, tmp_path: Path) -> None:
-    make_adapter(method, make_tiny("batchnorm")).save(tmp_path)
+    kind = kinds_of(method)[0]
+    make_adapter(method, make_tiny(kind)).save(tmp_path)
     other = next(m for m in METHODS if m != method)
     with pytest.raises(CheckpointError, match=f"of method '{method}'"):
-        bombus.known_methods()[other].load(tmp_path, make_tiny("batchnorm"))
+        bombus.known_methods()[other].load(tmp_path, make_tiny(kind))
     with pytest.raises(CheckpointError, match="other weights"):
         bombus.load(tmp_path, make_tiny("groupnorm"))
 
@@ -268,9 +264,19 @@ def test_a_checkpoint_of_something_else_is_refused(method: str, tmp_path: Path) 
 def test_wrong_config_and_missing_source(method: str) -> None:
     chosen = bombus.known_methods()[method]
     other = next(m for m in bombus.known_methods().values() if m.Config is not chosen.Config)
+    kind = kinds_of(method)[0]
     if not issubclass(other.Config, chosen.Config):
         with pytest.raises(ConfigError, match=f"{method}"):
-            chosen(make_tiny("batchnorm"), other.Config())
+            chosen(make_tiny(kind), other.Config())
     if chosen.needs != "none" and not chosen.source_optional:
         with pytest.raises(BombusError, match="pass source=loader"):
-            chosen(make_tiny("batchnorm"))
+            chosen(make_tiny(kind))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [(m, k) for m in METHODS for k in KINDS if k not in kinds_of(m)]
+)
+def test_a_network_that_does_not_fit_is_refused_in_one_sentence(method: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{method} works inside a vision transformer") as caught:
+        make_adapter(method, make_tiny(kind))
+    assert "\n" not in str(caught.value)

@@ -46,6 +46,11 @@ class Backbone(nn.Module):
         self.block_names = block_names
 
 
+def is_transformer(model: nn.Module) -> bool:
+    """A vision transformer of ours or one laid out like it, as timm's are."""
+    return all(hasattr(model, part) for part in ("patch_embed", "pos_embed", "blocks", "norm"))
+
+
 def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """The given names, checked; else the network's own `block_names`; else its stages as found."""
     if names is not None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bombus import checkpoint, gate
+from bombus.backbones.blocks import is_transformer
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.errors import CheckpointError, ConfigError
@@ -72,6 +73,7 @@ class Adapter(ABC):
     source_optional: ClassVar[bool] = False  # there is a documented way without source data
     reads_files: ClassVar[bool] = False  # source= may also be a file that `bombus warmup` made
     cheap: ClassVar[bool] = True  # cheap enough for the demo on two cores
+    transformers_only: ClassVar[bool] = False  # refuses other networks than vision transformers
     stateful: ClassVar[tuple[str, ...]] = ("model",)
     prepared: ClassVar[tuple[str, ...]] = ()  # what `prepare` makes and no batch changes
 
@@ -88,6 +90,11 @@ class Adapter(ABC):
             raise ConfigError(
                 f"Got a {type(config).__qualname__} for {self.name}, expected "
                 f"{self.Config.__qualname__}; build it with {type(self).__name__}.Config(...)."
+            )
+        if self.transformers_only and not is_transformer(model):
+            raise ConfigError(
+                f"{self.name} works inside a vision transformer (patch_embed, blocks, norm), and "
+                f"{type(model).__name__} is none; choose another method (bombus list methods)."
             )
         self.config: Any = config or self.Config()
         self.input = input or gate.input_of(model)
