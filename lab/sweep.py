@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, nargs="*", default=[])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--source", type=Path)
-    parser.add_argument("--domains", choices=["extra", "standard"], default="extra")
+    parser.add_argument("--domains", nargs="+", default=["extra"], help="names, extra, standard")
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--samples", type=int)
     parser.add_argument("--batch-size", type=int)
@@ -83,7 +83,9 @@ def main() -> None:
     options = parse()
     variants: dict[str, dict[str, Any]] = json.loads(options.variants.read_text())
     part, parts = map(int, options.part.split("/"))
-    domains = (EXTRA if options.domains == "extra" else STANDARD) * options.cycles
+    groups = {"extra": EXTRA, "standard": STANDARD}
+    named = [name for given in options.domains for name in groups.get(given, (given,))]
+    domains = tuple(named) * options.cycles
     common = dict(pair.split("=", 1) for pair in options.common)
     begun, images = time.perf_counter(), None
     for name, chosen in list(variants.items())[part::parts]:

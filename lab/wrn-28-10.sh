@@ -2,7 +2,9 @@
 # The runs on the WRN-28-10 behind results/cifar10-c and docs/bee.md, by part:
 #
 #   WEIGHTS="shard1 shard2" DATA=cifar10-c SOURCE=cifar10 OUT=runs sh lab/wrn-28-10.sh PART...
+#   (DOUBLE: a folder made by lab/double.py)
 #
+#   rates    what adapts and how fast, on pairs of extra corruptions: DOUBLE=   6
 #   bee      bee, three seeds                                          about 2.5 minutes a seed (H200)
 #   views    bee prepared without noise in its view                    2.5
 #   ladder   bee put together step by step, one seed: SEED=1           6
@@ -44,6 +46,14 @@ prepared() { # one file for all variants of a sweep: every level has codes, the 
 
 for part in "$@"; do
   case $part in
+    rates)
+      ( # a folder of its own: not for the parts that follow
+        DATA=$DOUBLE
+        sweep rates --domains speckle_noise+gaussian_blur spatter+gaussian_blur \
+          saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise spatter+saturate \
+          --cycles 2 --samples 5000 --source "$(prepared)"
+      )
+      ;;
     bee) for seed in 1 2 3; do run bee bee "$seed"; done ;;
     views) run bee bee-without-noise "$SEED" warmup_view=turned ;;
     ladder) sweep ladder --domains standard --source "$(prepared)" ;;

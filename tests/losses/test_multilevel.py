@@ -38,6 +38,14 @@ def test_describes_tokens_without_the_class_token(tokens: int, first: int) -> No
         assert row == pytest.approx(unit(means), abs=1e-12)
 
 
+def test_describes_tokens_by_the_class_token() -> None:
+    h = random(2, 10, 3)
+    for i, row in enumerate(describe(h, "class").tolist()):
+        assert row == pytest.approx(unit(h[i, 0].tolist()), abs=1e-12)
+    with pytest.raises(ValueError, match="no class token"):
+        describe(random(2, 9, 3), "class")
+
+
 def test_describes_vectors_as_they_are() -> None:
     h = random(3, 4)
     assert describe(h).tolist() == [pytest.approx(unit(row), abs=1e-12) for row in h.tolist()]

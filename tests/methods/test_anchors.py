@@ -58,6 +58,23 @@ def test_an_anchor_is_a_copy() -> None:
     assert not pool[0].requires_grad
 
 
+def test_on_the_host_anchors_are_halves_and_stay_so() -> None:
+    pool = AnchorPool(2, on_host=True)
+    pool.store(torch.tensor([1 / 3, -2.0, 1e-3]))
+    assert pool[0].dtype == torch.float16
+    other = AnchorPool(2, on_host=True)
+    other.load_state_dict({**pool.state_dict(), "anchors": [pool[0].float()]})
+    assert torch.equal(other[0], pool[0])
+    assert other[0].dtype == torch.float16
+
+
+def test_halves_merge_with_the_student_in_its_precision() -> None:
+    student = torch.tensor([1.0, 2.0])
+    merged = merge([student, torch.tensor([3.0, 0.5]).half()], torch.tensor([0.25, 0.75]))
+    assert merged.dtype == torch.float32
+    assert merged.tolist() == [2.5, 0.875]
+
+
 def test_round_trip_through_a_file(tmp_path: Path) -> None:
     pool = AnchorPool(3)
     pool.store(anchor(0), protected=True)

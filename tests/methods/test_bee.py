@@ -426,3 +426,36 @@ def test_how_much_source_was_read_is_known_and_kept(tmp_path: Path) -> None:
     read = Bee(model, Bee.Config(seed=41), source=tmp_path / "warm.safetensors")
     cached = Bee(model, Bee.Config(seed=41), source=iter(batches))
     assert read.source_bytes == cached.source_bytes == bee.source_bytes
+
+
+def test_a_replay_from_the_host_is_the_same_up_to_half_precision() -> None:
+    batches = noise_batches(6)
+    answers = {}
+    for storage in ("device", "host"):
+        config = Bee.Config(codes=16, replay_every=2, anchor_period=1, anchor_storage=storage)
+        bee = Bee(make_tiny("vit"), config)
+        answers[storage] = torch.stack([bee(x) for x in batches])
+        assert bee.anchors[0].dtype == (torch.float16 if storage == "host" else torch.float32)
+    assert not torch.equal(answers["host"], answers["device"])
+    torch.testing.assert_close(answers["host"], answers["device"], rtol=0.02, atol=0.005)
+
+
+def test_a_pool_too_large_for_the_device_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Bee(make_tiny("vit")).anchors.on_host
+    size = sum(p.numel() * 4 for p in Bee(make_tiny("vit")).parameters)
+    monkeypatch.setattr("bombus.methods.bee.ANCHOR_BYTES", 50 * size - 1)
+    assert Bee(make_tiny("vit")).anchors.on_host
+    assert not Bee(make_tiny("vit"), Bee.Config(anchor_storage="device")).anchors.on_host
+    assert not Bee(make_tiny("vit"), Bee.Config(anchors=49)).anchors.on_host
+
+
+def test_a_transformer_is_described_by_patches_or_class_token() -> None:
+    (x,) = noise_batches(1)
+    made = {
+        tokens: Bee(make_tiny("vit"), Bee.Config(levels=(1, -1), tokens=tokens)).passes(x)
+        for tokens in ("patches", "class")
+    }
+    first, last = 1, 3
+    assert not torch.equal(made["patches"].descriptors[first], made["class"].descriptors[first])
+    # The last level is what the classifier reads, either way.
+    assert torch.equal(made["patches"].descriptors[last], made["class"].descriptors[last])

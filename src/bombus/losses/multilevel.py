@@ -6,6 +6,7 @@ Shapes: N samples, D features of a block, M codes. Float32 at least, whatever th
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,20 +14,29 @@ from torch.nn.functional import normalize
 
 from bombus.losses.precision import at_least_single
 
+Tokens = Literal["patches", "class"]
 
-def describe(h: Tensor) -> Tensor:
+
+def describe(h: Tensor, tokens: Tokens = "patches") -> Tensor:
     """The output of a block as one unit vector a sample, (N, D).
 
-    Feature maps (N, C, H, W) are averaged over places, tokens (N, T, D) over patches; (N, D) is
-    taken as it is. A class token is known by the rest being a square number of patches.
+    Feature maps (N, C, H, W) are averaged over places, tokens (N, T, D) over patches, or their
+    class token is taken; (N, D) is taken as it is. A class token is known by the rest being a
+    square number of patches.
     """
     dtype = torch.promote_types(h.dtype, torch.float32)
     if h.dim() == 4:
         h = h.mean((2, 3), dtype=dtype)  # (N, C)
     elif h.dim() == 3:
         patches = h.shape[1] - 1
-        if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            h = h[:, 1:]
+        has_class = patches > 0 and math.isqrt(patches) ** 2 == patches
+        if tokens == "class" and not has_class:
+            raise ValueError(
+                f"Got a block output of shape {tuple(h.shape)}, in which no class token stands "
+                'before a square of patches; choose tokens="patches".'
+            )
+        if has_class:
+            h = h[:, :1] if tokens == "class" else h[:, 1:]
         h = h.mean(1, dtype=dtype)  # (N, D)
     elif h.dim() != 2:
         raise ValueError(

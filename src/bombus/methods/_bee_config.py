@@ -6,10 +6,12 @@ algorithm. docs/bee.md gives the evidence behind each choice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bombus.errors import ConfigError
+from bombus.losses.multilevel import Tokens
 from bombus.methods._optim import OptimizerName
 from bombus.methods.base import BaseConfig
 
@@ -40,6 +42,9 @@ class BeeConfig(BaseConfig):
     """Weight of each summed level; empty: 1 each, as the paper."""
     last_descriptor: Literal["block", "classifier"] = "classifier"
     """What the last level describes: its block's output, or (ours) what the classifier reads."""
+    tokens: Tokens = "patches"
+    """What describes a transformer's block: the mean of its patches, or its class token. Not
+    stated."""
     codes: int = 256
     """M. Not stated."""
     code_start: Literal["descriptors", "random"] = "descriptors"
@@ -85,6 +90,9 @@ class BeeConfig(BaseConfig):
     """Ours: the teacher becomes the merged student too."""
     anchors: int = 50
     """C_a. Paper: 50; the warmed-up student is the first and is never dropped."""
+    anchor_storage: Literal["auto", "device", "host"] = "auto"
+    """Beside the network as they are, or in the CPU's memory in half precision. Auto: on the host
+    where a full pool would take more than 4 GiB (a ViT-B's takes 8.5 GB, a WRN-28-10's .3)."""
     anchor_period: int = 30
     """Paper: 30 batches."""
     complementary: int = 5
@@ -114,6 +122,8 @@ class BeeConfig(BaseConfig):
     warmup_blocks: Literal["shallow", "all"] = "all"
     """Paper: the blocks that adapt. Ours: all blocks are prepared, the shallow ones adapt. Extras,
     WRN-28-10: that is as good (9.8) as adapting all of them (9.8), and 22 times smaller."""
+    warmup_optimizer: OptimizerName = "adam"
+    """Paper: that of the stream."""
     warmup_lr: float = 1e-4
     """Reached at the end of the ramp. Paper: 1e-3, for the shallow blocks alone."""
     warmup_code_lr: float = 1e-3
@@ -125,6 +135,23 @@ class BeeConfig(BaseConfig):
         "cifar100-c/vit": {"optimizer": "sgd", "lr": 2e-5},
         "imagenet-c/vit": {"optimizer": "sgd", "lr": 2e-5},
     }
+
+    def resolve_levels(self, blocks: Sequence[str]) -> tuple[int, ...]:
+        """Level numbers from 1, whichever end the settings count from."""
+        count = len(blocks)
+        asked = self.levels or tuple(range(1, count + 1))
+        levels = tuple(level if level > 0 else count + 1 + level for level in asked)
+        if not all(1 <= level <= count for level in levels):
+            raise ConfigError(
+                f"Got levels {asked} for a network of {count} levels ({', '.join(blocks)}); "
+                f"expected 1 to {count}, or -1 to -{count} from the last."
+            )
+        if self.level_weights and len(self.level_weights) != len(levels):
+            raise ConfigError(
+                f"Got {len(self.level_weights)} level_weights for a network of {len(levels)} "
+                "levels, expected one a level."
+            )
+        return levels
 
     def __post_init__(self) -> None:
         if 0 in self.levels:
@@ -141,6 +168,9 @@ class BeeConfig(BaseConfig):
             )
         if not 0 <= self.momentum <= 1 or min(self.tau_student, *self.tau_teacher) <= 0:
             raise ConfigError("Expected a momentum from 0 to 1 and temperatures above 0.")
+
+
+_PAPER_VIT = {"optimizer": "sgd", "lr": 2e-5, "warmup_optimizer": "sgd", "warmup_lr": 2e-5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +195,8 @@ class BeePaperConfig(BeeConfig):
     warmup_blocks: Literal["shallow", "all"] = "shallow"
     warmup_lr: float = 1e-3
     published: ClassVar = {
-        **BeeConfig.published,
         "imagenet-c": {"sample_queue": 640, "levels": (-3, -2, -1)},
+        "cifar10-c/vit": _PAPER_VIT,
+        "cifar100-c/vit": _PAPER_VIT,
+        "imagenet-c/vit": _PAPER_VIT,
     }

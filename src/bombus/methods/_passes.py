@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bombus.backbones.blocks import look
 from bombus.data.augment import flip
-from bombus.losses.multilevel import describe
+from bombus.losses.multilevel import Tokens, describe
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,19 @@ class Passes:
         *,
         read_classifier: bool,
         mirrored: bool,
+        tokens: Tokens,
     ) -> None:
         self.model = model
         self.blocks = tuple(blocks)
         self.levels = tuple(levels)
         self.views_count = 2 if mirrored else 1
         self.read_classifier = read_classifier
+        self.tokens = tokens
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
         seen = look(self.model, x, self.blocks, parameters)
-        descriptors = {j: describe(seen.blocks[self.blocks[j - 1]]) for j in self.levels}
+        outputs = {j: seen.blocks[self.blocks[j - 1]] for j in self.levels}
+        descriptors = {j: describe(h, self.tokens) for j, h in outputs.items()}
         last = len(self.blocks)
         if last in self.levels and self.read_classifier and seen.features is not None:
             # What the classifier reads is the last level's finest descriptor.

@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 HEADER = "bombus.warmup"
 # What an artefact must share with the adapter that reads it.
-STRUCTURE = ("last_descriptor", "codes")
+STRUCTURE = ("last_descriptor", "tokens", "codes")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
 DECISIVE = (
     "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
-    "sinkhorn_iterations", "feature_queue", "optimizer", "momentum", "views", "prediction_weight",
-    "warmup_images", "warmup_rounds", "warmup_view", "warmup_lr", "warmup_code_lr", "seed",
+    "sinkhorn_iterations", "feature_queue", "momentum", "views", "prediction_weight",
+    "warmup_images", "warmup_rounds", "warmup_view", "warmup_optimizer", "warmup_lr",
+    "warmup_code_lr", "seed",
 )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
         p.requires_grad_(True)
     bee.teacher = {name: p.detach().clone() for name, p in trained.items()}
     parameters = list(trained.values())
-    body = make_optimizer(parameters, config.optimizer, config.warmup_lr)
+    body = make_optimizer(parameters, config.warmup_optimizer, config.warmup_lr)
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
     stream = itertools.islice(itertools.chain(opening, batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):

@@ -16,7 +16,6 @@ from torch import Tensor
 from bombus.backbones.blocks import block_parameters, find_blocks
 from bombus.data.augment import VIEWS
 from bombus.data.queue import SampleQueue
-from bombus.errors import ConfigError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.multilevel import consistency, log_assignment, perplexity
@@ -32,6 +31,8 @@ from bombus.methods._shift import LevelDetector, ShiftDetector
 from bombus.methods._state import Weights
 from bombus.methods._warmup import shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
+
+ANCHOR_BYTES = 4 * 2**30  # a full pool larger than this is kept on the host
 
 
 @register("bee")
@@ -56,7 +57,7 @@ class Bee(Adapter):
         config: BeeConfig = self.config
         use_batch_statistics(self.model)
         self.blocks = find_blocks(self.model, config.blocks or None)
-        self.levels = self._resolve_levels()
+        self.levels = config.resolve_levels(self.blocks)
         shallow = config.shallow or shallow_blocks(self.blocks)
         self.shallow = block_parameters(self.model, shallow)
         for parameter in self.shallow.values():
@@ -70,7 +71,7 @@ class Bee(Adapter):
         self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
-        self.anchors = AnchorPool(config.anchors)
+        self.anchors = AnchorPool(config.anchors, on_host=self._anchors_on_host())
         self.shift = self._shift_detector()
         self.batches = 0
         self.alone_is_too_few = bool(batch_norms(self.model))
@@ -80,6 +81,7 @@ class Bee(Adapter):
             self.levels,
             read_classifier=config.last_descriptor == "classifier",
             mirrored=config.views == "flip",
+            tokens=config.tokens,
         )
 
     def prepare(self, source: Source | None) -> None:
@@ -146,20 +148,23 @@ class Bee(Adapter):
         if config.entropy_weight:
             self._apply(lowering)
         self.follow()
-        self.signal(mcr=float(loss.detach()), entropy=float(entropy.detach()), **by_level)
+        measured = {"mcr": loss.detach(), "entropy": entropy.detach(), **by_level}
+        # One transfer from the GPU for all of them.
+        numbers = torch.stack([value.float() for value in measured.values()]).tolist()
+        self.signal(**dict(zip(measured, numbers, strict=True)))
         return prediction.detach(), views
 
     # Multi-level consistency regularisation
 
     def consistency(
         self, student: Pass, teacher: Pass, *, remember: int
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 9 over the summed levels, with what to report of each."""
         config: BeeConfig = self.config
         weights = config.level_weights or (1.0,) * len(self.levels)
         taus = config.tau_teacher * (len(self.levels) if len(config.tau_teacher) == 1 else 1)
         loss = at_least_single(student.logits.new_zeros(()))
-        report: dict[str, float] = {}
+        report: dict[str, Tensor] = {}
         for level, weight, tau in zip(self.levels, weights, taus, strict=True):
             target = self.codebooks.targets(
                 level,
@@ -174,9 +179,9 @@ class Bee(Adapter):
             part = consistency(log_p, self.passes.swap(target))
             loss = loss + weight * part
             if remember:
-                report[f"mcr_{level}"] = float(part.detach())
-                report[f"teacher_perplexity_{level}"] = float(perplexity(target))
-                report[f"student_perplexity_{level}"] = float(perplexity(log_p.detach().exp()))
+                report[f"mcr_{level}"] = part.detach()
+                report[f"teacher_perplexity_{level}"] = perplexity(target)
+                report[f"student_perplexity_{level}"] = perplexity(log_p.detach().exp())
         if config.prediction_weight:
             agreed = self.passes.mean(teacher.logits)
             agreed = torch.cat([agreed] * self.passes.views_count)
@@ -188,8 +193,11 @@ class Bee(Adapter):
         """Eq. 4: the teacher goes a little of the way to the student."""
         own = {**self.shallow, **self.deep.parameters}
         with torch.no_grad():
-            for name, t in self.teacher.items():
-                t.lerp_(own[name], 1 - self.config.momentum)
+            torch._foreach_lerp_(
+                list(self.teacher.values()),
+                [own[name] for name in self.teacher],
+                1 - self.config.momentum,
+            )
 
     def _apply(self, gradients: tuple[Tensor, ...]) -> None:
         if not apply_gradients(gradients, self.parameters, self.optimizer):
@@ -235,7 +243,8 @@ class Bee(Adapter):
         )
 
     def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
-        logits = self.passes(views, unflatten(flat, self.shallow)).logits
+        here = flat.to(self.parameters[0])  # an anchor may lie on the host, in half precision
+        logits = self.passes(views, unflatten(here, self.shallow)).logits
         return at_least_single(self.passes.mean(logits)).log_softmax(1)
 
     # Passes
@@ -254,23 +263,11 @@ class Bee(Adapter):
 
     # Beginnings
 
-    def _resolve_levels(self) -> tuple[int, ...]:
-        """Level numbers from 1, whichever end the settings count from."""
-        count = len(self.blocks)
-        asked = self.config.levels or tuple(range(1, count + 1))
-        levels = tuple(level if level > 0 else count + 1 + level for level in asked)
-        if not all(1 <= level <= count for level in levels):
-            raise ConfigError(
-                f"Got levels {asked} for a network of {count} levels ({', '.join(self.blocks)}); "
-                f"expected 1 to {count}, or -1 to -{count} from the last."
-            )
-        weights = self.config.level_weights
-        if weights and len(weights) != len(levels):
-            raise ConfigError(
-                f"Got {len(weights)} level_weights for a network of {len(levels)} levels, "
-                "expected one a level."
-            )
-        return levels
+    def _anchors_on_host(self) -> bool:
+        config: BeeConfig = self.config
+        size = sum(p.numel() * p.element_size() for p in self.parameters)
+        too_large = config.anchor_storage == "auto" and size * config.anchors > ANCHOR_BYTES
+        return too_large or config.anchor_storage == "host"
 
     def _shift_detector(self) -> ShiftDetector | LevelDetector:
         config: BeeConfig = self.config
