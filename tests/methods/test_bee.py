@@ -283,6 +283,32 @@ def test_warm_up_moves_codes_and_blocks(blocks: Any) -> None:
         assert not torch.equal(codes, bee.codebooks.teacher[level])
 
 
+def test_a_level_without_weight_has_its_codes_learnt_and_pulls_on_nothing_else() -> None:
+    one, two = (
+        Bee(
+            make_tiny("batchnorm"),
+            Bee.Config(levels=(1, 3), level_weights=(0, 1), tau_teacher=(tau, 0.04)),
+            source=noise_batches(6),
+        )
+        for tau in (0.04, 0.5)
+    )
+    for bee in (one, two):
+        books = bee.codebooks
+        assert not torch.equal(books.student[1], books.teacher[1]), "the codes have not moved"
+    assert not torch.equal(one.codebooks.student[1], two.codebooks.student[1])
+    for p, q in zip(one.parameters, two.parameters, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_with_everything_switched_off_nothing_changes() -> None:
+    off = {"level_weights": (0,), "prediction_weight": 0, "entropy_weight": 0, "replay": "off"}
+    bee = Bee(make_tiny("batchnorm"), Bee.Config(**off))
+    before = tree_hash([list(bee.parameters), bee.teacher])
+    for x in noise_batches(3):
+        bee(x)
+    assert tree_hash([list(bee.parameters), bee.teacher]) == before
+
+
 def test_a_warm_up_serves_other_splits_and_fewer_levels(tmp_path: Path) -> None:
     file, model = tmp_path / "warm.safetensors", make_tiny("batchnorm")
     wide = Bee(model, Bee.Config(levels=(), level_weights=(0, 0, 1)), source=noise_batches(3))

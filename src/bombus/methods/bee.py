@@ -126,7 +126,7 @@ class Bee(Adapter):
         if config.inner_entropy:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
-        self._apply(torch.autograd.grad(loss, self.parameters))
+        self._apply(self._gradients(loss))
         self.follow()
 
     def _outer_step(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,12 +141,10 @@ class Bee(Adapter):
         loss, by_level = self.consistency(seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
         # Both gradients are taken at the same parameters, from the prediction that was given.
-        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=seen is student)
-        if config.entropy_weight:
-            lowering = torch.autograd.grad(config.entropy_weight * entropy, self.parameters)
+        gradients = self._gradients(loss, keep_graph=seen is student)
+        lowering = self._gradients(entropy) if config.entropy_weight else ()
         self._apply(gradients)
-        if config.entropy_weight:
-            self._apply(lowering)
+        self._apply(tuple(config.entropy_weight * g for g in lowering))
         self.follow()
         measured = {"mcr": loss.detach(), "entropy": entropy.detach(), **by_level}
         # One transfer from the GPU for all of them.
@@ -173,11 +171,15 @@ class Bee(Adapter):
                 config.sinkhorn_iterations,
                 remember=remember,
             )
+            codes = self.codebooks.student[level]
+            descriptor = student.descriptors[level]
+            # A level without weight does not pull on the network, but its codes are learnt.
             log_p = log_assignment(
-                student.descriptors[level], self.codebooks.student[level], config.tau_student
+                descriptor if weight else descriptor.detach(), codes, config.tau_student
             )
             part = consistency(log_p, self.passes.swap(target))
-            loss = loss + weight * part
+            if weight or codes.requires_grad:
+                loss = loss + (weight or 1.0) * part
             if remember:
                 report[f"mcr_{level}"] = part.detach()
                 report[f"teacher_perplexity_{level}"] = perplexity(target)
@@ -199,8 +201,13 @@ class Bee(Adapter):
                 1 - self.config.momentum,
             )
 
+    def _gradients(self, loss: Tensor, *, keep_graph: bool = False) -> tuple[Tensor, ...]:
+        if not loss.requires_grad:  # every part of it is switched off
+            return ()
+        return torch.autograd.grad(loss, self.parameters, retain_graph=keep_graph)
+
     def _apply(self, gradients: tuple[Tensor, ...]) -> None:
-        if not apply_gradients(gradients, self.parameters, self.optimizer):
+        if gradients and not apply_gradients(gradients, self.parameters, self.optimizer):
             self.step_dropped()
 
     # Complementary anchor replay
