@@ -136,7 +136,8 @@ def make_adapter(method: str, model: nn.Module, *, seed: int = 3, lean: bool = F
     # An untrained network is sure of nothing; with the published margins nothing would be learnt.
     settings |= {name: 2.0 for name in ("margin", "redundancy") if name in names}
     labels = torch.arange(8) % 5
-    source = [(x, labels) if chosen.needs == "labels" else x for x in noise_batches(4)]
+    images = noise_batches(4, side=getattr(model, "size", 16))  # a ViT takes its own size alone
+    source = [(x, labels) if chosen.needs == "labels" else x for x in images]
     return bombus.adapt(
         model,
         method,

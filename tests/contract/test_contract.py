@@ -152,7 +152,10 @@ def test_adapts_inside_evaluation_modes(method: str, kind: str, mode: Any) -> No
     expected = [outside(x) for x in batches]
     with mode():
         logits = [inside(x + 0.0) for x in batches]  # a tensor made under the mode itself
+        inside.load_state_dict(inside.state_dict())
+        inside.reset()
     assert all(torch.equal(a, b) for a, b in zip(logits, expected, strict=True))
+    assert torch.equal(inside(batches[0]), expected[0])
 
 
 def test_a7_source_is_the_model_itself() -> None:

@@ -31,6 +31,9 @@ INDEX = (
     "rmt",
     "dplot",
     "obao",
+    "vdp",
+    "vida",
+    "continual_mae",
     "roid",
     "rdumb",
     "bee",
@@ -65,7 +68,8 @@ def known_methods() -> dict[str, type[Adapter]]:
 
 def place(name: str) -> int:
     """Where tables list a method: a variant ("bee-paper") with its file, strangers last."""
-    file = name if name in INDEX else name.partition("-")[0]
+    own = name.replace("-", "_")  # "continual-mae" is no variant
+    file = own if own in INDEX else name.partition("-")[0]
     return INDEX.index(file) if file in INDEX else len(INDEX)
 
 

@@ -249,7 +249,8 @@ class Adapter(ABC):
         return {name: _state.pack(getattr(self, name)) for name in names}
 
     def _fill(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
+        # Out of inference mode: a tensor made in it could never be learnt from again.
+        with torch.inference_mode(False), torch.no_grad():
             for name, packed in state.items():
                 # A clone: two adapters given the same state must not come to share it.
                 own = _state.unpack(_state.clone(packed), getattr(self, name), name)

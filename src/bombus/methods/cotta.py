@@ -21,6 +21,7 @@ prediction, from before the update. Differs from the reference in:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -105,7 +106,8 @@ class Cotta(Adapter):
             return target
         # In this order: what is about to be restored still reaches the teacher.
         self.teacher.follow(self.model, self.config.momentum)
-        self._restore()
+        sources = self.source_model.parameters()
+        restore_some(self.parameters, sources, self.config.restore, self.generator)
         return target
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,16 +134,21 @@ class Cotta(Adapter):
         )
         return torch.stack([at_least_single(self.teacher(view)) for view in views]).mean(0)
 
-    def _restore(self) -> None:
-        sizes = [p.numel() for p in self.parameters]
-        chosen = chosen_positions(sum(sizes), self.config.restore, self.generator)
-        mask = torch.zeros(sum(sizes), dtype=torch.bool, device=self.parameters[0].device)
-        mask[chosen.to(mask.device)] = True
-        masks = torch.split(mask, sizes)
-        sources = self.source_model.parameters()
-        with torch.no_grad():
-            for p, source, here in zip(self.parameters, sources, masks, strict=True):
-                p.copy_(torch.where(here.view(p.shape), source, p))
+
+def restore_some(
+    parameters: Sequence[Tensor],
+    sources: Iterable[Tensor],
+    chance: float,
+    generator: torch.Generator,
+) -> None:
+    """Each number of the parameters returns, by itself with this chance, to the source's."""
+    sizes = [p.numel() for p in parameters]
+    chosen = chosen_positions(sum(sizes), chance, generator)
+    mask = torch.zeros(sum(sizes), dtype=torch.bool, device=parameters[0].device)
+    mask[chosen.to(mask.device)] = True
+    with torch.no_grad():
+        for p, source, here in zip(parameters, sources, torch.split(mask, sizes), strict=True):
+            p.copy_(torch.where(here.view(p.shape), source, p))
 
 
 def chosen_positions(count: int, chance: float, generator: torch.Generator) -> Tensor:
