@@ -2,7 +2,7 @@
 
 Files of tensors only: safetensors (also in shards), or torch pickles read with weights_only, so
 that a file can never run code. Normalisation stored in a file is compared with the model's Input;
-the file wins, and the notes say so.
+the file wins, and the notes say so. Published weights (published.py) may be given by name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bombus.backbones import fitting
 from bombus.backbones._files import State, read_weights, sha256_of_files, weight_files
 from bombus.backbones.blocks import Backbone
 from bombus.backbones.input import Input
+from bombus.backbones.published import named_weights
 from bombus.backbones.vit import VisionTransformer, resize_positions
 from bombus.errors import WeightsError
 
@@ -36,14 +37,22 @@ METADATA = "bombus.input"
 class LoadedWeights:
     sha256: str  # of the file; of several: over their hex digests, one after the other
     notes: tuple[str, ...]  # everything done to the weights on the way, for the run's record
+    says_input: bool = False  # whether mean and std came with the weights
 
 
-def load_weights(model: nn.Module, paths: Sequence[Path] | Path) -> LoadedWeights:
-    files = weight_files([paths] if isinstance(paths, str | os.PathLike) else paths)
+def load_weights(model: nn.Module, paths: Sequence[Path | str] | Path | str) -> LoadedWeights:
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    published = named_weights(given)
+    files = weight_files([published.require()] if published else [Path(path) for path in given])
+    sha256 = sha256_of_files(files)
     label = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     notes: list[str] = []
     state: State = {}
     stored: _Normalisation | None = None
+    if published is not None:
+        published.check_sha256(sha256, files[0])
+        notes.append(f"took {published.name} from {label}")
+        stored = _normalisation(published.input.mean, published.input.std)
     for file in files:
         part, metadata = read_weights(file, notes)
         if twice := sorted(part.keys() & state.keys()):
@@ -68,7 +77,7 @@ def load_weights(model: nn.Module, paths: Sequence[Path] | Path) -> LoadedWeight
     model.load_state_dict(state)
     if chosen is not own_input:
         model.input = chosen  # type: ignore[assignment]  # typed as a module or tensor
-    return LoadedWeights(sha256=sha256_of_files(files), notes=tuple(notes))
+    return LoadedWeights(sha256=sha256, notes=tuple(notes), says_input=stored is not None)
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
@@ -200,7 +209,11 @@ def _normalisation_of(metadata: Mapping[str, str]) -> _Normalisation | None:
     if METADATA not in metadata:
         return None
     kept = json.loads(metadata[METADATA])
-    return torch.tensor(kept["mean"] or [0.0]), torch.tensor(kept["std"] or [1.0])
+    return _normalisation(kept["mean"], kept["std"])
+
+
+def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> _Normalisation:
+    return torch.tensor(mean or [0.0]), torch.tensor(std or [1.0])
 
 
 def _take_normalisation(state: State, target: Mapping[str, Tensor]) -> _Normalisation | None:

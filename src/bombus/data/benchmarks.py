@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bombus.data.corruptions import STANDARD
 from bombus.data.fetch import cache_folder
@@ -23,6 +24,13 @@ class Benchmark:
     weights: tuple[Path, ...] = ()  # embedded; other benchmarks' weights are the user's to give
     warmup: Path | None = None  # embedded, for methods that would need source images
     domains: tuple[str, ...] | None = STANDARD  # None: all that the images have
+    source: Literal["cifar10", "cifar100", "class folders"] = "class folders"  # training images
+    source_size: tuple[int, int] | None = None  # their shorter side, and the centre square kept
+    like: str | None = None  # the benchmark whose published settings apply, if not its own
+
+    @property
+    def settings_name(self) -> str:
+        return self.like or self.name
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -57,6 +65,12 @@ def _imagenet_c(folder: Path | None) -> ImageSet:
     return ImageNetC(folder or cache_folder() / "imagenet-c")
 
 
+def _imagenet_c_resized(folder: Path | None) -> ImageSet:
+    from bombus.data.imagenet_c import ImageNetC
+
+    return ImageNetC(folder or cache_folder() / "imagenet-c", preprocess="resize256-crop224")
+
+
 def _folder(folder: Path | None) -> ImageSet:
     from bombus.data.folder import ImageFolder
 
@@ -80,6 +94,7 @@ BENCHMARKS = {
             open=_demo,
             weights=(_EMBEDDED / "wrn-16-1.safetensors",),
             warmup=_EMBEDDED / "bee-warmup.safetensors",
+            source="cifar10",
         ),
         Benchmark(
             name="cifar10-c",
@@ -88,6 +103,7 @@ BENCHMARKS = {
             batch_size=200,
             backbone="wrn-28-10",
             open=_cifar10_c,
+            source="cifar10",
         ),
         Benchmark(
             name="cifar100-c",
@@ -96,6 +112,7 @@ BENCHMARKS = {
             batch_size=200,
             backbone="resnext29-4x32",
             open=_cifar100_c,
+            source="cifar100",
         ),
         Benchmark(
             name="imagenet-c",
@@ -104,6 +121,17 @@ BENCHMARKS = {
             batch_size=64,
             backbone="resnet50",
             open=_imagenet_c,
+            source_size=(256, 224),
+        ),
+        Benchmark(
+            name="imagenet-c-resized",
+            title="ImageNet-C, its 224 px images resized to 256 and cropped to 224 once more",
+            classes=1000,
+            batch_size=64,
+            backbone="resnet50",
+            open=_imagenet_c_resized,
+            source_size=(256, 224),
+            like="imagenet-c",
         ),
         Benchmark(
             name="folder",

@@ -30,6 +30,8 @@ ALL_SEVERITIES = (1, 2, 3, 4, 5)
 class CifarC:
     """Files are mapped anew for each batch, so the set holds nothing open and can be pickled."""
 
+    aligned = True
+
     def __init__(self, folder: Path | str, variant: Variant = "cifar10-c") -> None:
         if variant not in CLASSES:
             raise UnknownNameError("variant of CIFAR-C", variant, CLASSES)
@@ -57,6 +59,14 @@ class CifarC:
     def size(self, domain: str) -> int:
         check_domain(domain, self.domains, self.folder)
         return len(self._labels)
+
+    def labels_of(self, domain: str) -> NDArray[np.int64]:
+        check_domain(domain, self.domains, self.folder)
+        return self._labels
+
+    def severities_of(self, domain: str) -> tuple[int, ...]:
+        check_domain(domain, self.domains, self.folder)
+        return self.severities
 
     def load(
         self, domain: str, severity: int, index: NDArray[np.int64]

@@ -25,6 +25,7 @@ class EmbeddedImages:
     name = "demo"
     classes = 10
     domains = NAMES
+    aligned = True
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -36,6 +37,14 @@ class EmbeddedImages:
     def size(self, domain: str) -> int:
         check_domain(domain, self.domains, FOLDER)
         return len(self.clean)
+
+    def labels_of(self, domain: str) -> NDArray[np.int64]:
+        check_domain(domain, self.domains, FOLDER)
+        return self.labels
+
+    def severities_of(self, domain: str) -> tuple[int, ...]:
+        check_domain(domain, self.domains, FOLDER)
+        return (1, 2, 3, 4, 5)
 
     def load(self, domain: str, severity: int, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         check_index(index, self.size(domain), domain)

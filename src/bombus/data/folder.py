@@ -31,6 +31,8 @@ from bombus.errors import ConfigError, DataError
 class ImageFolder:
     """With `size`, each image's shorter side is brought to it and the centre square kept."""
 
+    aligned = False  # a name may be that of another picture in each domain
+
     def __init__(self, root: Path | str, size: int | None = None) -> None:
         if size is not None and size < 1:
             raise ConfigError(f"The image size is {size}, but it must be at least 1.")
@@ -67,6 +69,14 @@ class ImageFolder:
     def size(self, domain: str) -> int:
         check_domain(domain, self.domains, self.root)
         return len(self._files[domain])
+
+    def labels_of(self, domain: str) -> NDArray[np.int64]:
+        check_domain(domain, self.domains, self.root)
+        return self._labels[domain]
+
+    def severities_of(self, domain: str) -> tuple[int, ...]:
+        check_domain(domain, self.domains, self.root)
+        return ()
 
     def load(
         self,

@@ -8,7 +8,13 @@ full 1000 is the usual ImageNet numbering. Trees with fewer classes number those
 a list says otherwise: the `classes` argument or a `classes.txt` in the folder, one id per line,
 numbered from 0 in the order written.
 
-Published tables use 5,000 of the 50,000 images, named in a text file, one wnid/name.JPEG per line.
+Published tables use 5,000 of the 50,000 images, named in a text file, one wnid/name.JPEG per line:
+the `file_list` argument, or RobustBench's imagenet_test_image_ids.txt put into the folder. Without
+either, 5,000 are chosen by a hash of their names, the same everywhere.
+
+Two ways of preprocessing are published. Most take the files, which are 224 x 224 already, as they
+are ("none"); the CoTTA and ViDA repositories resize them to 256 and cut the centre 224 x 224 out
+("resize256-crop224"), which is a small zoom. Their errors differ and never share a table.
 """
 
 from __future__ import annotations
@@ -38,12 +44,15 @@ from bombus.errors import DataError, UnknownNameError
 
 Preprocess = Literal["none", "resize256-crop224"]
 PROTOCOL_SIZE = 5000
+PROTOCOL_LIST = "imagenet_test_image_ids.txt"
 SEVERITIES = ("1", "2", "3", "4", "5")
 LINE = re.compile(r"[^/\\]+/[^/\\]+")
 
 
 class ImageNetC:
     """`preprocess="none"` takes the published files, which are 224 x 224 already, as they are."""
+
+    aligned = True
 
     def __init__(
         self,
@@ -74,6 +83,8 @@ class ImageNetC:
         # The severest pictures of the first corruption stand for all: every corruption and
         # severity of the benchmark holds the same files.
         sample = self.folder / self.domains[0] / self._held[self.domains[0]][-1]
+        if file_list is None and (self.folder / PROTOCOL_LIST).is_file():
+            file_list = self.folder / PROTOCOL_LIST
         if file_list is None:
             self._files = _choose(sample)
             self._list_from = f"the first {PROTOCOL_SIZE} by sha256 of wnid/name"
@@ -96,6 +107,14 @@ class ImageNetC:
         check_domain(domain, self.domains, self.folder)
         return len(self._files)
 
+    def labels_of(self, domain: str) -> NDArray[np.int64]:
+        check_domain(domain, self.domains, self.folder)
+        return self._labels
+
+    def severities_of(self, domain: str) -> tuple[int, ...]:
+        check_domain(domain, self.domains, self.folder)
+        return tuple(int(severity) for severity in self._held[domain])
+
     def load(
         self, domain: str, severity: int, index: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:  # (N, 3, H, W), (N,)
@@ -110,7 +129,8 @@ class ImageNetC:
         images = read_images(
             [place / self._files[number] for number in index],
             self._pixels,
-            'use preprocess="resize256-crop224" to bring them all to one size',
+            'use preprocess="resize256-crop224" (--benchmark imagenet-c-resized) to bring them '
+            "all to one size",
             resize=self._scale[0],
             crop=self._scale[1],
         )
@@ -141,7 +161,7 @@ class ImageNetC:
         if given is not None:
             names, source = list(given), "the classes argument"
         elif listed.is_file():
-            names, source = _lines(listed), listed.name
+            names, source = read_lines(listed), listed.name
         else:
             found = {
                 path.name
@@ -183,7 +203,7 @@ def _read_list(path: Path) -> list[str]:
         raise DataError(
             f"There is no image list {path}; it should have one wnid/name.JPEG per line."
         )
-    lines = _lines(path)
+    lines = read_lines(path)
     for line in lines:
         # An absolute path or one with dots in it could read outside of the tree.
         if not LINE.fullmatch(line) or ".." in line.split("/") or line.startswith((".", "~")):
@@ -196,7 +216,7 @@ def _read_list(path: Path) -> list[str]:
     return lines
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:

@@ -34,8 +34,17 @@ class ImageSet(Protocol):
     name: str
     classes: int
     domains: tuple[str, ...]  # the standard corruptions first, in the published order
+    aligned: bool  # image i is the same picture in every domain, whatever was done to it
 
     def size(self, domain: str) -> int: ...
+
+    def labels_of(self, domain: str) -> NDArray[np.int64]:  # (size,)
+        """For those who put images in order and count errors: no method sees them."""
+        ...
+
+    def severities_of(self, domain: str) -> tuple[int, ...]:
+        """Those that can be loaded; none where the domain is no corruption."""
+        ...
 
     def load(
         self, domain: str, severity: int, index: NDArray[np.int64]

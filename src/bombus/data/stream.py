@@ -1,7 +1,8 @@
 """A stream is a value: which images come when. Same value, same pictures in the same order.
 
-It knows nothing of pixels: an ImageSet (data/images.py) turns its plan into batches, from any
-position, so a run can be resumed in the middle without replaying what went before.
+It knows nothing of pixels: data/loading.py turns its plan into batches, from any position, so a
+run can be resumed in the middle without replaying what went before. Here are the plan's parts and
+the continual stream, on which the other kinds (data/streams.py) build.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bombus.data.orders import CLASSES, Numbers, by_class, permutation, random_of
 from bombus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,17 +25,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Leg:
+    """A stretch of a stream in which every image of one domain comes once."""
+
+    domain: str
+    severity: int
+    visit: int = 0  # which time round, in streams that pass through their domains several times
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Part of a batch that comes from one domain at one severity."""
 
     domain: str
     severity: int
-    index: NDArray[np.int64]
+    index: Numbers
+    visit: int = 0
+    places: Numbers | None = None  # in the batch; None: behind the piece before it
+    other: str | None = None  # blended with the same images of this domain,
+    share: NDArray[np.float32] | None = None  # (n,) which makes up so much of each
+
+
+Plan = list[tuple[Piece, ...]]  # one entry a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """The continual protocol: the domains one after the other, never announced, never reset.
+    """The domains one after the other, never announced, never reset: the continual protocol.
 
     Args:
         domains: in the order in which they come; a name may come again.
@@ -44,6 +61,9 @@ class Stream:
         seed: decides the order of samples within each domain.
         shuffle: False keeps the data set's own order.
     """
+
+    kind: ClassVar[str] = "continual"
+    own_batch_size: ClassVar[int | None] = None  # None: the benchmark's published one
 
     domains: tuple[str, ...]
     severity: int = 5
@@ -61,53 +81,78 @@ class Stream:
             raise ConfigError(f"Got batch size {self.batch_size}, expected at least 1.")
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"Got {self.samples} samples a domain, expected at least 1.")
+        if self.seed < 0:
+            raise ConfigError(f"Got seed {self.seed}, expected 0 or more.")
 
-    def plan(self, sizes: Mapping[str, int]) -> list[tuple[Piece, ...]]:
+    # What a kind of stream may do differently
+
+    @property
+    def bursts(self) -> float | None:
+        """The concentration of labels in time (see by_class); None where labels do not matter."""
+        return None
+
+    def legs(self) -> list[Leg]:
+        return [Leg(domain, self.severity) for domain in self.domains]
+
+    def plan(self, sizes: Mapping[str, int], labels: Mapping[str, Numbers] | None = None) -> Plan:
         """Which images make up each batch, given how many each domain has."""
-        batches: list[tuple[Piece, ...]] = []
-        for visit, domain in enumerate(self.domains):
-            order = self._order(visit, sizes[domain])
-            batches += [
-                (Piece(domain, self.severity, order[start : start + self.batch_size]),)
-                for start in range(0, len(order), self.batch_size)
-            ]
-        return batches
+        return [
+            (Piece(leg.domain, leg.severity, order[start : start + self.batch_size], leg.visit),)
+            for leg, order in self.orders(sizes, labels)
+            for start in range(0, len(order), self.batch_size)
+        ]
+
+    def check(self, images: ImageSet) -> None:
+        """Refuse images that this stream cannot be made of."""
 
     def batches(self, images: ImageSet, start: int = 0) -> Iterator[Batch]:
         """The batches from position `start` on."""
-        import torch
+        from bombus.data.loading import load_batch
 
-        from bombus.data.batch import Batch
-
-        plan = self.plan({domain: images.size(domain) for domain in self.domains})
+        plan = self.plan_for(images)
         for position in range(start, len(plan)):
-            pieces = plan[position]
-            loaded = [images.load(p.domain, p.severity, p.index) for p in pieces]
-            yield Batch(
-                position=position,
-                x=torch.cat([x for x, _ in loaded]),
-                y=torch.cat([y for _, y in loaded]),
-                index=np.concatenate([p.index for p in pieces]),
-                domains=tuple(p.domain for p in pieces for _ in p.index),
-            )
+            yield load_batch(images, plan[position], position)
+
+    # What all have in common
+
+    def plan_for(self, images: ImageSet) -> Plan:
+        """The plan over a data set, which must hold what the stream needs."""
+        sizes = {domain: images.size(domain) for domain in self.domains}
+        self.check(images)
+        # Labels may put a stream in order; no method ever sees them.
+        labels = {d: images.labels_of(d) for d in sizes} if self.bursts is not None else None
+        return self.plan(sizes, labels)
+
+    def orders(
+        self, sizes: Mapping[str, int], labels: Mapping[str, Numbers] | None
+    ) -> Iterator[tuple[Leg, Numbers]]:
+        """Each leg with its images in order."""
+        for number, leg in enumerate(self.legs()):
+            size = sizes[leg.domain]
+            order = permutation(self.seed, number, size) if self.shuffle else np.arange(size)
+            order = order[: self.samples]
+            if self.bursts is not None:
+                if labels is None:
+                    raise ConfigError(
+                        f"The order of this {self.kind} stream depends on labels; give them to "
+                        "plan(sizes, labels), or use plan_for(images)."
+                    )
+                draws = random_of(self.seed, number, CLASSES)
+                order = by_class(order, labels[leg.domain], self.bursts, draws)
+            yield leg, order
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "continual", **asdict(self), "domains": list(self.domains)}
+        return {"kind": self.kind, **asdict(self), "domains": list(self.domains)}
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Stream:
+        """A stream of whatever kind `to_dict` wrote."""
+        from bombus.data.streams import find_stream
+
+        kind = find_stream(stored.get("kind", "continual"))
         fields = {k: v for k, v in stored.items() if k != "kind"}
-        return cls(**{**fields, "domains": tuple(fields["domains"])})
+        return kind(**{**fields, "domains": tuple(fields["domains"])})
 
     def fingerprint(self) -> str:
         """The same in every process and version, unlike hash()."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
-
-    def _order(self, visit: int, size: int) -> NDArray[np.int64]:
-        order = _permutation(self.seed, visit, size) if self.shuffle else np.arange(size)
-        return order[: self.samples]
-
-
-@lru_cache(maxsize=64)
-def _permutation(seed: int, visit: int, size: int) -> NDArray[np.int64]:
-    return np.random.Generator(np.random.PCG64([seed, visit])).permutation(size).astype(np.int64)

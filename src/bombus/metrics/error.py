@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +54,18 @@ class ErrorMeter:
         """Per cent, each domain counting the same."""
         return sum(map(self.error, self.counts)) / len(self.counts)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, order: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """A row a domain: those of `order` first, then the others as they came."""
+        names = [d for d in dict.fromkeys([*order, *self.counts]) if d in self.counts]
         return [
-            {"name": d, "samples": n, "error": round(self.error(d), 4)}
-            for d, (_, n) in self.counts.items()
+            {"name": d, "samples": self.counts[d][1], "error": round(self.error(d), 4)}
+            for d in names
         ]
+
+
+def errors_by_part(parts: Sequence[int], counts: Sequence[Counts]) -> list[float]:
+    """The mean error of each part of a stream, by number; `parts` says which a batch belongs to."""
+    meters: dict[int, ErrorMeter] = {}
+    for part, count in zip(parts, counts, strict=True):
+        meters.setdefault(part, ErrorMeter()).add(count)
+    return [round(meters[part].mean(), 4) for part in sorted(meters)]
