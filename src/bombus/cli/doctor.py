@@ -1,4 +1,4 @@
-"""bombus doctor: what is missing on this machine, and how to mend it."""
+"""bombus doctor: what is missing on this machine, or wrong with a model, and how to mend it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,91 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from bombus.finding import Finding
+
+if TYPE_CHECKING:
+    from bombus.settings import RunSettings
 
 
-@dataclass(frozen=True)
-class Finding:
-    state: Literal["ok", "note", "bad"]
-    text: str
+def doctor(
+    *,
+    model: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    method: str = "tent",
+    benchmark: Literal[
+        "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized", "folder"
+    ] = "demo",
+    backbone: str | None = None,
+    weights: tuple[Path, ...] = (),
+    data: Path | None = None,
+    source: Path | None = None,
+    domains: tuple[str, ...] = (),
+    severity: int = 5,
+    batch_size: int | None = None,
+    device: str = "auto",
+    set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = (),
+    legacy_vida: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Check Python, PyTorch, GPU, optional packages and data, and say how to mend what is wrong.
 
+    With --model, check instead whether a method will do a network justice, without running it: is
+    the input normalised as the weights expect (asked of the first 32 images, if they are there),
+    has it the layers that the method adapts, are the batches large enough, do the settings suit
+    the number of classes? The other options belong to it, and name things as `bombus run` does.
+    `bombus run` makes the same check when it starts.
 
-def doctor() -> None:
-    """Check Python, PyTorch, GPU, optional packages and data, and say how to mend what is wrong."""
-    findings = list(examine())
+    Each line begins with ok, note (good to know), warn (the result would mislead) or bad (it
+    cannot work); the exit code is 1 if something is bad.
+
+    Example: bombus doctor --model --method sar --benchmark imagenet-c --weights r50.pt
+        --batch-size 1 --set margin=2.76
+
+    Args:
+        model: check a method on a network, not the machine.
+        method: which method is to adapt it (see `bombus list methods`).
+        benchmark: the images and the protocol (see `bombus list benchmarks`).
+        backbone: the network, if not the benchmark's own (see `bombus list backbones`).
+        weights: the trained network's file, its shards, or the name of published weights.
+        data: folder of the benchmark's images; by default where `bombus data` puts them.
+        source: what the run will get as --source, for methods that prepare on source data.
+        domains: whose images are looked at; clean or bright ones tell most.
+        severity: of the corruptions, 1 to 5.
+        batch_size: by default the published one.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        set: the method's own settings, e.g. --set margin=0.4.
+        legacy_vida: as in `bombus run`.
+    """
+    if model:
+        from bombus.cli.run import pairs
+        from bombus.settings import RunSettings
+
+        settings = RunSettings(
+            method=method,
+            benchmark=benchmark,
+            backbone=backbone,
+            weights=weights,
+            data=data,
+            source=source,
+            domains=domains,
+            severity=severity,
+            batch_size=batch_size,
+            device=device,
+            set=pairs(set),
+            legacy_vida=legacy_vida,
+        )
+        findings = list(examine_model(settings))
+    elif (method, benchmark, severity, device) != ("tent", "demo", 5, "auto") or any(
+        (backbone, weights, data, source, domains, batch_size is not None, set, legacy_vida)
+    ):
+        from bombus.errors import ConfigError
+
+        raise ConfigError("To check a network, add --model; without it the machine is checked.")
+    else:
+        findings = list(examine())
     for finding in findings:
         print(f"{finding.state:<5} {finding.text}")
     if any(finding.state == "bad" for finding in findings):
@@ -32,6 +104,44 @@ def examine() -> Iterator[Finding]:
     yield from _extra("matplotlib", "figures", "pictures")
     yield from _extra("timm", "zoo", "timm's networks")
     yield from _data()
+    yield from _weights()
+
+
+def examine_model(settings: RunSettings) -> Iterator[Finding]:
+    """What preflight finds, and whether the method refuses the model; "ok" if neither."""
+    from bombus.data.benchmarks import find_benchmark
+    from bombus.errors import BombusError, DataError
+    from bombus.methods import find_method
+    from bombus.models import find_source, open_model, why_unusual
+    from bombus.preflight import examine
+    from bombus.runs import Run
+    from bombus.settings import make_config, pick_device
+
+    method, benchmark = find_method(settings.method), find_benchmark(settings.benchmark)
+    config = make_config(method, benchmark.settings_name, settings)
+    try:
+        run = Run(settings)
+    except DataError as error:
+        if settings.data is not None or benchmark.classes is None:
+            raise
+        device, size = pick_device(settings.device), settings.batch_size or benchmark.batch_size
+        model, weights = open_model(settings, benchmark, benchmark.classes, device)
+        reason = why_unusual(settings, weights)
+        findings = [
+            Finding("note", f"Nothing was asked of images, which are not here: {error}"),
+            *examine(model, method, config, batch_size=size, on_purpose=reason),
+        ]
+    else:
+        model, size, findings = run.model, run.stream.batch_size, run.findings
+    # Where there is source data its preparation can take long; the run will tell.
+    if find_source(settings, size) is None:
+        try:
+            method(model, config)
+        except BombusError as error:
+            findings.append(Finding("bad", str(error)))
+    yield from findings
+    if all(finding.state == "note" for finding in findings):
+        yield Finding("ok", f"{method.name} suits this network, in batches of {size}")
 
 
 def _torch() -> Iterator[Finding]:
@@ -99,3 +209,14 @@ def _data() -> Iterator[Finding]:
             yield Finding("ok", f"{name} in {folder}")
         else:
             yield Finding("note", f"{name} is not in {folder}; {remedy}")
+
+
+def _weights() -> Iterator[Finding]:
+    from bombus.backbones.published import PUBLISHED
+
+    for name, entry in PUBLISHED.items():
+        found = entry.find()
+        if found is not None:
+            yield Finding("ok", f"weights {name} in {found}")
+        else:
+            yield Finding("note", f"weights {name} are not here; {entry.how_to_get()}")
