@@ -44,15 +44,19 @@ def test_options_are_pinned() -> None:
     }
     assert options == {
         "run": [
-            "backbone", "batch_size", "benchmark", "checkpoint_every", "data", "device", "domains",
-            "keep_adapter", "method", "out", "precision", "resume", "samples", "seed", "set",
-            "severity", "source", "weights",
+            "backbone", "batch_size", "benchmark", "checkpoint_every", "clean", "data", "delta",
+            "device", "domains", "keep_adapter", "legacy_vida", "method", "out", "precision",
+            "resume", "samples", "seed", "set", "severity", "source", "stream", "visits", "weights",
         ],
-        "compare": ["cost", "digits", "format", "out", "published", "runs"],
+        "compare": ["cost", "digits", "format", "intervals", "out", "published", "quality", "runs"],
         "list": ["json", "what"],
         "plot": ["out", "runs", "what"],
         "results": ["check", "folder", "write"],
         "demo": ["out", "samples", "seed"],
+        "paper": [
+            "backbone", "batch_size", "benchmark", "clean", "data", "device", "name", "out",
+            "precision", "samples", "scale", "seeds", "source", "weights",
+        ],
         "data": ["action"],
         "warmup": [
             "backbone", "batch_size", "benchmark", "data", "device", "method", "out", "precision",
@@ -62,7 +66,10 @@ def test_options_are_pinned() -> None:
             "backbone", "batch_size", "data", "device", "images", "json", "num_classes", "out",
             "precision", "seed", "weights",
         ],
-        "doctor": [],
+        "doctor": [
+            "backbone", "batch_size", "benchmark", "data", "device", "domains", "legacy_vida",
+            "method", "model", "set", "severity", "source", "weights",
+        ],
         "get": ["cache", "name"],
         "make": ["clean", "corruptions", "device", "name", "out", "seed", "severities"],
     }  # fmt: skip
@@ -200,7 +207,7 @@ def test_unknown_options_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None
         assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["methods", "benchmarks", "backbones", "corruptions"])
+@pytest.mark.parametrize("what", ["methods", "benchmarks", "backbones", "corruptions", "streams"])
 def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", what])
     lines = capsys.readouterr().out.splitlines()

@@ -16,7 +16,8 @@ import pytest
 
 from bombus.errors import BombusError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.runs import Run, command_line
+from bombus.provenance import command_line
+from bombus.runs import Run
 from bombus.settings import RunSettings, make_config, parse_setting
 
 SMALL = RunSettings(

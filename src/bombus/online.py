@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from bombus.data.batch import Batch
-from bombus.methods.base import Adapter
+from bombus.methods.base import Adapter, Report
+from bombus.metrics.calibration import confidence_bins, log_loss
 from bombus.metrics.cost import timed
 from bombus.metrics.error import count_errors
 from bombus.metrics.passes import PassCounter
@@ -31,15 +32,22 @@ def adapt_online(
     for batch in batches:
         x = batch.x.to(device)
         with timed(device) as watch, passes.counting(), autocast(device, precision):
-            logits = adapter(x)
-        counts = count_errors(logits, batch.y, batch.domains)
+            logits = adapter(x) if batch.adapts else adapter.predict(x)
+        answers = logits[-len(batch.y) :].float()
+        counts = count_errors(answers, batch.y, batch.domains)
+        last = adapter.last if batch.adapts else Report()
         yield {
             "batch": batch.position,
             "domains": {d: {"wrong": w, "samples": n} for d, (w, n) in counts.items()},
-            "signals": adapter.last.signals,
-            "events": list(adapter.last.events),
+            "log_loss": round(log_loss(answers, batch.y)[0], 4),
+            "confidence": [
+                [int(samples), int(right), round(confidence, 5)]
+                for samples, right, confidence in confidence_bins(answers, batch.y)
+            ],
+            "signals": last.signals,
+            "events": list(last.events),
             "ms": round(watch.ms, 3),
-            "phases_ms": adapter.last.phases,
+            "phases_ms": last.phases,
             "forwards": round(passes.entered / len(x), 4),
             "backwards": round(passes.returned / len(x), 4),
         }

@@ -13,31 +13,35 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
+from torch import Tensor
 
-import bombus
 from bombus import checkpoint
 from bombus.data.benchmarks import find_benchmark
 from bombus.data.images import ImageSet
-from bombus.data.stream import Stream
+from bombus.data.stream import Piece
+from bombus.data.streams import find_stream, take_options
 from bombus.errors import CheckpointError, ConfigError
+from bombus.finding import Finding
+from bombus.forgetting import clean_batches, clean_error
 from bombus.methods import find_method
 from bombus.methods.base import Adapter
 from bombus.metrics.cost import peak_memory_mb, typical_ms
-from bombus.metrics.error import ErrorMeter
-from bombus.models import choose_backbone, find_source, open_model
+from bombus.metrics.error import ErrorMeter, errors_by_part
+from bombus.metrics.quality import summarise_quality
+from bombus.models import choose_backbone, find_source, open_model, why_unusual
 from bombus.online import adapt_online, autocast
+from bombus.preflight import IMAGES, examine
+from bombus.provenance import command_line, device_name, versions
 from bombus.settings import RunSettings, make_config, pick_device
 
 
@@ -65,20 +69,31 @@ class Run:
         self.settings = settings
         self.device = pick_device(settings.device)
         self.backbone = choose_backbone(settings, benchmark)
-        self.config = make_config(method, benchmark.name, settings)
+        self.config = make_config(method, benchmark.settings_name, settings)
         self.images = images or benchmark.open(settings.data)
         classes = benchmark.classes or self.images.classes
         self.model, self.weights = open_model(settings, benchmark, classes, self.device)
-        self.stream = Stream(
+        kind = find_stream(settings.stream)
+        own_size = kind.own_batch_size or benchmark.batch_size
+        self.stream = kind(
             domains=settings.domains or benchmark.domains or self.images.domains,
             severity=settings.severity,
-            batch_size=settings.batch_size or benchmark.batch_size,
+            batch_size=own_size if settings.batch_size is None else settings.batch_size,
             samples=settings.samples,
             seed=settings.seed,
+            **take_options(kind, visits=settings.visits, delta=settings.delta),
         )
-        sizes = {d: self.images.size(d) for d in self.stream.domains}
-        self.plan_domains = [pieces[0].domain for pieces in self.stream.plan(sizes)]
+        plan = self.stream.plan_for(self.images)
+        self.plan_domains = [_domain(pieces) for pieces in plan]
+        self.plan_parts = {
+            "visits": [pieces[0].visit for pieces in plan],
+            "severities": [pieces[0].severity for pieces in plan],
+        }
         self.method = method
+        size = self.stream.batch_size
+        self.clean: Iterable[tuple[Tensor, Tensor]] | None = None
+        if settings.clean is not None:
+            self.clean = clean_batches(benchmark.name, settings.clean, size, classes)
 
     def execute(
         self,
@@ -86,6 +101,7 @@ class Run:
         *,
         resume: bool = False,
         watch: Watcher | None = None,
+        tell: Callable[[Finding], None] | None = None,
         checkpoint_every: int = 20,
         keep_adapter: bool = False,
     ) -> dict[str, Any]:
@@ -95,7 +111,11 @@ class Run:
             return finished
         out.mkdir(parents=True, exist_ok=True)  # before a long preparation, not after it
         log, saved = out / "batches.jsonl", out / "checkpoint"
+        if tell is not None:
+            for finding in self.findings:
+                tell(finding)
         adapter, records = self._restore(log, saved)
+        before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
             checkpoint.write_json(out / "settings.json", self.settings.to_dict())
@@ -110,6 +130,10 @@ class Run:
             for record in adapt_online(
                 adapter, batches, device=self.device, precision=self.settings.precision
             ):
+                record |= before
+                before = {}
+                if self._ends_domain(len(records) + 1):
+                    record |= self._clean_error(adapter, "clean_error")
                 file.write(json.dumps(record).encode() + b"\n")
                 records.append(record)
                 meter.add(_counts(record))
@@ -131,6 +155,23 @@ class Run:
         if not keep_adapter:
             _remove(saved)
         return result
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What preflight says of this model, method and stream; the same however often resumed."""
+        parts: list[torch.Tensor] = []
+        batches = self.stream.batches(self.images)
+        while sum(map(len, parts)) < IMAGES and (batch := next(batches, None)) is not None:
+            parts.append(batch.x[:IMAGES])
+        with autocast(self.device, self.settings.precision):
+            return examine(
+                self.model,
+                self.method,
+                self.config,
+                batch_size=self.stream.batch_size,
+                x=torch.cat(parts)[:IMAGES].to(self.device),
+                on_purpose=why_unusual(self.settings, self.weights),
+            )
 
     def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
         """The finished result in the folder, if any; a folder that is not ours is refused."""
@@ -172,14 +213,32 @@ class Run:
         return self.method.load(saved, self.model), records
 
     def _adapter(self) -> Adapter:
-        source = find_source(self.settings, self.stream.batch_size)
+        class_names = getattr(self.images, "class_names", None)
+        source = find_source(self.settings, self.stream.batch_size, class_names)
         with autocast(self.device, self.settings.precision):
             return self.method(self.model, self.config, source=source)
 
     def _progress(self, record: dict[str, Any], meter: ErrorMeter, done: int) -> Progress:
         domain, total = self.plan_domains[done - 1], len(self.plan_domains)
-        last = done == total or self.plan_domains[done] != domain
-        return Progress(record, meter, done, total, domain, last)
+        return Progress(record, meter, done, total, domain, self._ends_domain(done))
+
+    def _ends_domain(self, done: int) -> bool:
+        names = self.plan_domains
+        return done == len(names) or names[done] != names[done - 1]
+
+    def _clean_error(self, adapter: Adapter, name: str) -> dict[str, float]:
+        if self.clean is None:
+            return {}
+        return {name: clean_error(adapter, self.clean, self.device, self.settings.precision)}
+
+    def _parts(self, records: list[dict[str, Any]]) -> dict[str, list[float]]:
+        """Mean errors by visit or by severity, where the stream has several."""
+        counts = [_counts(record) for record in records]
+        return {
+            name: errors_by_part(parts, counts)
+            for name, parts in self.plan_parts.items()
+            if len(set(parts)) > 1
+        }
 
     def _save(self, adapter: Adapter, log: BinaryIO, folder: Path) -> None:
         # The log first: a checkpoint must never speak of lines that are not on the disk yet.
@@ -197,7 +256,9 @@ class Run:
             "backbone": self.backbone,
             "seed": self.settings.seed,
             "mean_error": round(meter.mean(), 4),
-            "domains": meter.rows(),
+            "domains": meter.rows(self.stream.domains),
+            **self._parts(records),
+            **summarise_quality(records),
             "cost": {
                 "ms_per_batch": round(typical_ms([r["ms"] for r in records]), 3),
                 "forwards_per_batch": _mean([r["forwards"] for r in records]),
@@ -212,33 +273,25 @@ class Run:
             "weights_sha256": self.weights.sha256,
             "weights": [p.name for p in self.settings.weights],
             "notes": list(self.weights.notes),
+            "preflight": [finding.text for finding in self.findings],
             "input": adapter.input.to_dict(),
             "source_access": "none" if adapter.source_bytes is None else adapter.needs,
             "predicts": adapter.predicts,
             "precision": self.settings.precision,
-            "device": _device_name(self.device),
+            "device": device_name(self.device),
             "versions": versions(),
             "command": command_line(sys.argv[1:]),
         }
 
 
-def versions() -> dict[str, str]:
-    return {
-        "bombus": bombus.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """The command as typed, but for the folders of absolute paths: they are nobody's business."""
-    kept = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
-    return shlex.join(["bombus", *kept])
-
-
 def _mean(values: Sequence[float]) -> float:
     return round(statistics.fmean(values), 3) if values else 0.0
+
+
+def _domain(pieces: Sequence[Piece]) -> str:
+    """What a batch is called while the run goes on."""
+    names = {piece.domain for piece in pieces}
+    return pieces[0].domain if len(names) == 1 else "mixed"
 
 
 def _counts(record: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -250,12 +303,6 @@ def _meter(records: list[dict[str, Any]]) -> ErrorMeter:
     for record in records:
         meter.add(_counts(record))
     return meter
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 def _remove(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bombus.backbones.published import named_weights
 from bombus.errors import ConfigError, UnknownNameError
 from bombus.methods.base import Adapter, BaseConfig
 from bombus.online import Precision
@@ -26,14 +27,19 @@ class RunSettings:
     weights: tuple[Path, ...] = ()
     data: Path | None = None
     source: Path | None = None  # clean training images, or a warm-up file
+    stream: str = "continual"
+    visits: int | None = None  # options of some streams; None: the stream's own default
+    delta: float | None = None
     domains: tuple[str, ...] = ()
     severity: int = 5
     samples: int | None = None
     batch_size: int | None = None
+    clean: Path | None = None  # clean test images, to see what is forgotten; or "embedded"
     seed: int = 1
     device: str = "auto"
     precision: Precision = "fp32"
     set: dict[str, str] = field(default_factory=dict)  # the method's own settings, as text
+    legacy_vida: bool = False  # feed a ViT without mean and std, as the published tables did
 
     def to_dict(self) -> dict[str, Any]:
         as_text = {"weights": [p.name for p in self.weights], "domains": list(self.domains)}
@@ -41,8 +47,18 @@ class RunSettings:
         folders = {
             "data": self.data.name if self.data else None,
             "source": self.source.name if self.source else None,
+            "clean": self.clean.name if self.clean else None,
         }
-        return {**asdict(self), **as_text, **folders}
+        stored = {**asdict(self), **as_text, **folders}
+        # Left out at their defaults, so that a run begun before they existed can be resumed.
+        defaults = {
+            "stream": "continual",
+            "visits": None,
+            "delta": None,
+            "legacy_vida": False,
+            "clean": None,
+        }
+        return {k: v for k, v in stored.items() if k not in defaults or v != defaults[k]}
 
 
 def pick_device(name: str) -> torch.device:
@@ -69,7 +85,9 @@ def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) ->
         if name not in known:
             raise UnknownNameError(f"{method.name} setting", name, known)
         values[name] = parse_setting(text, types_of[name], f"{method.name} setting {name}")
-    family = "vit" if (settings.backbone or "").startswith("vit") else "cnn"
+    published = named_weights(settings.weights)
+    backbone = published.backbone if published else settings.backbone or ""
+    family = "vit" if backbone.startswith("vit") else "cnn"
     return config_class.for_benchmark(benchmark, family, **values)
 
 

@@ -15,6 +15,7 @@ from bombus.cli.data import data_get, data_make
 from bombus.cli.demo import demo
 from bombus.cli.doctor import doctor
 from bombus.cli.listing import list_names
+from bombus.cli.paper import paper
 from bombus.cli.plot import plot
 from bombus.cli.results import results
 from bombus.cli.run import run
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "plot": plot,
     "results": results,
     "demo": demo,
+    "paper": paper,
     "data": data,
     "warmup": warmup,
     "blocks": blocks,

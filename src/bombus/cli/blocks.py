@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def blocks(
     *,
     data: Path,
-    backbone: str,
+    backbone: str | None = None,
     weights: tuple[Path, ...],
-    num_classes: int = 10,
+    num_classes: int | None = None,
     batch_size: int = 128,
     images: int = 50000,
     seed: int = 0,
@@ -43,9 +43,10 @@ def blocks(
 
     Args:
         data: folder of the clean CIFAR images, e.g. where `bombus data get cifar10` put them.
-        backbone: the network (see `bombus list backbones`).
-        weights: the trained network's file, or its shards: safetensors or .pt.
-        num_classes: 10 for CIFAR-10, 100 for CIFAR-100.
+        backbone: the network (see `bombus list backbones`); not needed with published weights.
+        weights: the trained network's file, or its shards: safetensors or .pt; or a name of
+            `bombus list weights`.
+        num_classes: 10 for CIFAR-10, 100 for CIFAR-100; by default 10, or the published weights'.
         batch_size: images a training step; published: 128.
         images: how many of the 50000 training images, drawn by the seed.
         seed: of the images' order and of the noise.
@@ -58,6 +59,7 @@ def blocks(
     import torch
 
     from bombus.backbones import create
+    from bombus.backbones.published import named_weights
     from bombus.backbones.selection import score_blocks
     from bombus.backbones.weights import load_weights
     from bombus.cli.view import CountView, say
@@ -68,6 +70,13 @@ def blocks(
     from bombus.report.records import write_file
     from bombus.settings import pick_device
 
+    published = named_weights(weights)
+    if published is not None:
+        published.check_use(backbone, num_classes, "--num-classes")
+        backbone, num_classes = published.backbone, published.classes
+    if backbone is None:
+        raise ConfigError("Name the network of these weights with --backbone NAME.")
+    num_classes = 10 if num_classes is None else num_classes
     if num_classes not in (10, 100):
         raise ConfigError(f"Got --num-classes {num_classes}, expected 10 or 100, as CIFAR has.")
     if batch_size < 2 or images < 2:

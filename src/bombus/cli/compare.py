@@ -14,6 +14,8 @@ def compare(
     *,
     format: Literal["text", "markdown", "latex", "csv"] = "text",
     cost: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    quality: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    intervals: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     published: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = True,
@@ -31,6 +33,8 @@ def compare(
         runs: folders of finished runs, folders of such folders, or run.json files.
         format: text for the terminal, markdown, latex (booktabs), or csv for programs.
         cost: add milliseconds a batch, passes, peak memory and the source data a method needs.
+        quality: add calibration error, log loss and how many batches a domain takes to adapt to.
+        intervals: give the 95 % interval over seeds of every error, domains included.
         published: leave the published numbers out.
         digits: decimals of an error.
         out: write to this file instead of the terminal.
@@ -51,7 +55,9 @@ def compare(
     results = sorted(map(read_run, find_runs(runs)), key=lambda run: place(run.method))
     for folder in find_unfinished(runs):
         print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
-    tables = table.make_tables(results, published=published, cost=cost, digits=digits)
+    tables = table.make_tables(
+        results, published=published, cost=cost, quality=quality, intervals=intervals, digits=digits
+    )
     if format == "text":
         screen = out is None and sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if screen else 120

@@ -42,12 +42,13 @@ def results(
         _documents(write)
         return
     from bombus.methods import place
-    from bombus.report.groups import group_runs, split_by_task
+    from bombus.report.groups import group_runs, split_by_task, stream_label
     from bombus.report.records import find_runs, read_run
 
     runs = sorted(map(read_run, find_runs([folder])), key=lambda run: place(run.method))
     for task in split_by_task(runs):
-        print(f"{task[0].benchmark}, {task[0].backbone}")
+        facts = (task[0].benchmark, task[0].backbone, stream_label(task[0]))
+        print(", ".join(filter(None, facts)))
         for group in group_runs(task):
             mean = sum(run.mean_error for run in group.runs) / len(group.runs)
             print(f"  {group.label:<40} {mean:6.2f}")

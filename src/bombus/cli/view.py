@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from bombus.finding import Finding
     from bombus.runs import Progress as RunProgress
 
 
@@ -61,8 +62,10 @@ class RunView(_Bar):
     def update(self, progress: RunProgress) -> None:
         ms = progress.record["ms"]
         self.recent_ms = ms if not self.recent_ms else 0.9 * self.recent_ms + 0.1 * ms
+        one = progress.domain in progress.meter.counts  # else the batch is of many domains
+        error = f"{progress.meter.error(progress.domain):.1f} %, " if one else ""
         status = (
-            f"{progress.domain}: {progress.meter.error(progress.domain):.1f} %, "
+            f"{progress.domain}: {error}"
             f"mean {progress.meter.mean():.1f} %, {self.recent_ms:.0f} ms/batch"
         )
         self.bar.update(self.task, completed=progress.done, total=progress.total, status=status)
@@ -71,6 +74,9 @@ class RunView(_Bar):
             self._line(f"batch {progress.record['batch']}: {event['event']} ({facts})")
         if not self.live and progress.last_of_domain:
             self._line(f"{progress.done}/{progress.total} {status}")
+
+    def tell(self, finding: Finding) -> None:
+        self._line(f"{finding.state}: {finding.text}")
 
     def _line(self, text: str) -> None:
         self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -14,7 +14,9 @@ def warmup(
     *,
     data: Path,
     out: Path,
-    benchmark: Literal["demo", "cifar10-c", "cifar100-c"] = "cifar10-c",
+    benchmark: Literal[
+        "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized"
+    ] = "cifar10-c",
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     batch_size: int | None = None,
@@ -31,11 +33,12 @@ def warmup(
 
     Args:
         method: bee or bee-paper.
-        data: folder of the clean training images (as `bombus data get cifar10` leaves it).
+        data: folder of the clean training images: as `bombus data get cifar10` leaves it, or class
+            folders for ImageNet.
         out: the file to write.
         benchmark: whose network and classes.
         backbone: the network, if not the benchmark's own.
-        weights: the trained network's file, or its shards.
+        weights: the trained network's file, or its shards, or a name of `bombus list weights`.
         batch_size: by default the benchmark's.
         seed: of the order of the images and of the first codes.
         device: cpu, cuda, ...; auto takes a GPU where there is one.
@@ -75,7 +78,7 @@ def warmup(
     )
     task, where = find_benchmark(benchmark), pick_device(device)
     model, _ = open_model(settings, task, task.classes or 0, where)
-    config = make_config(chosen, benchmark, settings)
+    config = make_config(chosen, task.settings_name, settings)
     source = find_source(settings, batch_size or task.batch_size)
     with autocast(where, precision):
         save_warmup(chosen(model, config, source=source), out)

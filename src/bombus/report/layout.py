@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bombus.report.groups import Group, group_runs, split_by_task
+from bombus.metrics.interval import half_width
+from bombus.report.groups import Group, group_runs, split_by_task, stream_label
 from bombus.report.published import PublishedRow, published_rows
 from bombus.report.records import RunResult
 
@@ -52,10 +53,17 @@ COST = (
 )
 
 
+QUALITY = (
+    Column("calibration_error", "calib. %", "cost", 2),
+    Column("log_loss", "log loss", "cost", 3),
+    Column("batches_to_adapt", "to adapt", "cost", 1),
+)
+
+
 @dataclass(frozen=True)
 class Cell:
     value: float | str | None = None
-    spread: float | None = None  # standard deviation over seeds
+    spread: float | None = None  # over seeds: standard deviation, or half of the 95 % interval
     mark: Mark = ""
 
 
@@ -79,72 +87,113 @@ class Table:
 
 
 def make_tables(
-    runs: Sequence[RunResult], *, published: bool = True, cost: bool = False, digits: int = 1
+    runs: Sequence[RunResult],
+    *,
+    published: bool = True,
+    cost: bool = False,
+    quality: bool = False,
+    intervals: bool = False,
+    digits: int = 1,
 ) -> list[Table]:
-    """One table for each benchmark, network, severity and list of domains among the runs.
+    """One table for each benchmark, network, severity, stream and list of domains among the runs.
 
     Args:
         runs: those that differ only in their seed are averaged.
         published: put what others printed for the same task and network below our rows.
+        quality: add calibration error, log loss, and batches until a domain is adapted to.
+        intervals: give the 95 % interval of every error over seeds, not the mean's deviation.
         cost: add time, passes, memory and access to source data.
         digits: decimals of an error; what is equal at this precision is equally good.
     """
-    return [_table(task, published, cost, digits) for task in split_by_task(runs)]
+    extra = (*(QUALITY if quality else ()), *(COST if cost else ()))
+    return [_table(t, published, extra, intervals, digits) for t in split_by_task(runs)]
 
 
-def _table(runs: Sequence[RunResult], published: bool, cost: bool, digits: int) -> Table:
+def _table(
+    runs: Sequence[RunResult],
+    published: bool,
+    extra: tuple[Column, ...],
+    intervals: bool,
+    digits: int,
+) -> Table:
     first = runs[0]
     groups = sorted(group_runs(runs), key=lambda g: g.runs[0].source_access != "none")
     names = tuple(d.name for d in first.domains)
     columns = [Column(n, SHORT.get(n, n), "domain", digits) for n in names]
     columns.append(Column("mean", "Mean", "mean", digits))
-    columns += COST if cost else ()
-    ours = _marked([_row(group, cost) for group in groups], columns)
-    severity = first.stream.get("severity")
-    standard = names == tuple(SHORT)
+    columns += extra
+    ours = mark_best([_row(group, extra, intervals) for group in groups], columns)
+    severity, stream = first.stream.get("severity"), stream_label(first)
+    # What is printed elsewhere is of the continual stream.
+    as_printed = names == tuple(SHORT) and severity == 5 and not stream
     rows: list[Row] = []
     notes: dict[str, None] = {}
     if any(row.seeds > 1 for row in ours):
-        notes["± is the standard deviation over seeds."] = None
+        what = "half of the 95 % interval of the mean" if intervals else "the standard deviation"
+        notes[f"± is {what} over seeds."] = None
     for group, row in zip(groups, ours, strict=True):
         rows.append(row)
         variants = [g for g in groups if g.method == group.method]
-        if not (published and standard and severity == 5) or group is not variants[-1]:
+        if not (published and as_printed) or group is not variants[-1]:
             continue
         for printed in published_rows(first.benchmark, first.backbone, group.method):
             rows.append(replace(_published_row(printed, variants, columns), section=row.section))
             notes[f"published ({printed.short}): {printed.origin}."] = None
             notes.update(dict.fromkeys(printed.notes))
-    if cost:
+    if set(QUALITY) & set(extra):
+        notes[
+            "calib.: expected calibration error, 15 bins; log loss in nats; to adapt: batches "
+            "until within a point of a domain's final error."
+        ] = None
+    if set(COST) & set(extra):
         devices = dict.fromkeys(run.device for run in runs)
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
     if len({row.section for row in rows}) < 2:  # nothing to set apart
         rows = [replace(row, section="") for row in rows]
     heading = f"{first.benchmark}, {first.backbone}, severity {severity}"
-    if not standard:
+    heading += f", {stream}" if stream else ""
+    if names != tuple(SHORT):
         heading += f", {len(names)} domain{'s' if len(names) > 1 else ''}"
     return Table(heading, tuple(columns), tuple(rows), tuple(notes))
 
 
-def _row(group: Group, cost: bool) -> Row:
+def _row(group: Group, extra: tuple[Column, ...], intervals: bool) -> Row:
     runs = group.runs
-    means = [run.mean_error for run in runs]
     by_domain = zip(*(run.domains for run in runs), strict=True)
-    cells = [Cell(statistics.fmean(d.error for d in same)) for same in by_domain]
-    spread = statistics.stdev(means) if len(runs) > 1 else None
-    cells.append(Cell(statistics.fmean(means), spread))
-    if cost:
-        costs = [run.cost for run in runs]
-        cells += [
-            Cell(statistics.fmean(c.ms_per_batch for c in costs)),
-            Cell(statistics.fmean(c.forwards_per_batch for c in costs)),
-            Cell(statistics.fmean(c.backwards_per_batch for c in costs)),
-            Cell(max(c.peak_memory_mb for c in costs)),
-            Cell(runs[0].source_access),
-            Cell(_source_mb(runs)),
-        ]
+    cells = [_error_cell([d.error for d in same], intervals) for same in by_domain]
+    if not intervals:
+        cells = [replace(cell, spread=None) for cell in cells]  # of the mean alone
+    cells.append(_error_cell([run.mean_error for run in runs], intervals))
+    beside = {**_costs(runs), **_qualities(runs)}
+    cells += [Cell(beside[column.name]) for column in extra]
     section = FREE if runs[0].source_access == "none" else ASSISTED
     return Row(group.label, group.method, len(runs), tuple(cells), section=section)
+
+
+def _error_cell(errors: Sequence[float], intervals: bool) -> Cell:
+    several = len(errors) > 1
+    spread = half_width(errors) if intervals else statistics.stdev(errors) if several else None
+    return Cell(statistics.fmean(errors), spread)
+
+
+def _costs(runs: Sequence[RunResult]) -> dict[str, float | str | None]:
+    costs = [run.cost for run in runs]
+    return {
+        "ms_per_batch": statistics.fmean(c.ms_per_batch for c in costs),
+        "forwards": statistics.fmean(c.forwards_per_batch for c in costs),
+        "backwards": statistics.fmean(c.backwards_per_batch for c in costs),
+        "peak_memory_mb": max(c.peak_memory_mb for c in costs),
+        "source_access": runs[0].source_access,
+        "source_mb": _source_mb(runs),
+    }
+
+
+def _qualities(runs: Sequence[RunResult]) -> dict[str, float | str | None]:
+    means: dict[str, float | str | None] = {}
+    for column in QUALITY:
+        known = [v for run in runs if (v := getattr(run, column.name)) is not None]
+        means[column.name] = statistics.fmean(known) if known else None
+    return means
 
 
 def _source_mb(runs: Sequence[RunResult]) -> float | None:
@@ -172,7 +221,7 @@ def _published_row(
     return Row(f"published {brief}", printed.method, 0, tuple(cells), published=True, brief=brief)
 
 
-def _marked(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
+def mark_best(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
     """Best and second best of each error column. Of one row alone nothing can be said."""
     if len(rows) < 2:
         return rows

@@ -20,6 +20,9 @@ RESULT = "run.json"
 TRACES = ("settings.json", "batches.jsonl")
 
 
+QUALITY = ("calibration_error", "log_loss", "batches_to_adapt")
+
+
 @dataclass(frozen=True)
 class Domain:
     name: str
@@ -46,7 +49,7 @@ class RunResult:
     backbone: str
     seed: int
     mean_error: float  # per cent, each domain counting the same
-    domains: tuple[Domain, ...]  # in stream order
+    domains: tuple[Domain, ...]  # in the order asked for
     cost: Cost
     config: dict[str, Any]
     stream: dict[str, Any]
@@ -56,6 +59,9 @@ class RunResult:
     source_access: str
     precision: str
     device: str
+    calibration_error: float | None = None  # per cent; early runs do not say
+    log_loss: float | None = None  # nats
+    batches_to_adapt: float | None = None
 
 
 def read_run(path: Path) -> RunResult:
@@ -85,6 +91,7 @@ def read_run(path: Path) -> RunResult:
             source_access=str(stored["source_access"]),
             precision=str(stored["precision"]),
             device=str(stored["device"]),
+            **{name: _optional(stored.get(name)) for name in QUALITY},
         )
     except KeyError as error:
         raise DataError(
@@ -97,8 +104,7 @@ def read_run(path: Path) -> RunResult:
 def _cost(stored: dict[str, Any]) -> Cost:
     needed = [f.name for f in fields(Cost) if f.default is MISSING]
     values = {name: _number(stored[name]) for name in needed}
-    read = stored.get("source_bytes")
-    return Cost(**values, source_bytes=None if read is None else _number(read))
+    return Cost(**values, source_bytes=_optional(stored.get("source_bytes")))
 
 
 def result_file(path: Path) -> Path:
@@ -214,6 +220,10 @@ def _parse(path: Path) -> Any:
         raise DataError(
             f"{path} is not valid JSON ({reason}); restore it or leave it out."
         ) from None
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _number(value: Any) -> float:

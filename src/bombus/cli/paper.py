@@ -1,0 +1,113 @@
+"""bombus paper: the paper's tables and figures, one command each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from bombus.runs import Progress
+
+
+def paper(
+    name: Annotated[
+        Literal[
+            "imagenet",
+            "cifar-cnn",
+            "cifar-vit",
+            "ablation",
+            "ablation-car",
+            "queue-on-baselines",
+            "forgetting",
+            "sensitivity",
+            "trigger",
+            "efficiency",
+        ],
+        tyro.conf.Positional,
+    ],
+    /,
+    *,
+    scale: Literal["demo", "full"] = "demo",
+    seeds: int = 1,
+    out: Path | None = None,
+    benchmark: Literal["cifar10-c", "cifar100-c", "imagenet-c"] | None = None,
+    backbone: str | None = None,
+    weights: tuple[Path, ...] = (),
+    data: Path | None = None,
+    source: Path | None = None,
+    clean: Path | None = None,
+    samples: int | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+) -> None:
+    """Re-create a table or figure of the BEE paper: run what it takes, then lay it out.
+
+    Writes OUT/results.json, OUT/table.txt, .md and .tex, the figure as .svg and .png, and the runs
+    below OUT/runs. Called again, it goes on where it stopped: no run is made twice.
+
+    Examples:
+        bombus paper ablation
+        bombus paper cifar-cnn --scale full --weights WRN.safetensors --source CIFAR10 --seeds 3
+
+    Args:
+        name: which table or figure.
+        scale: demo takes the embedded images and minutes; full the real benchmark and a GPU.
+        seeds: 1, 2, ... this many; tables then give 95 % intervals.
+        out: folder; by default paper/NAME-SCALE.
+        benchmark: in full: other images than the experiment's own.
+        backbone: the network, if not the benchmark's own.
+        weights: in full: the trained network's file or shards, or a published name.
+        data: in full: folder of the benchmark's images; by default where `bombus data` puts them.
+        source: clean training images, or a warm-up file; without it methods that cannot do without
+            source data are left out.
+        clean: of forgetting, in full: folder of clean test images.
+        samples: images a domain; by default all in full, few in the demo.
+        batch_size: by default the published one in full, smaller in the demo.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        precision: fp32, tf32 (fp32 with fast matrix units), or bf16 autocast.
+    """
+    from bombus.cli.view import RunView, say
+    from bombus.errors import ConfigError
+    from bombus.paper import Place, find_experiment
+    from bombus.paper.layout import write_results
+    from bombus.paper.run import run_cells
+
+    if seeds < 1:
+        raise ConfigError(f"Got --seeds {seeds}, expected at least 1.")
+    if scale == "demo" and (benchmark or weights or data or backbone or clean):
+        raise ConfigError(
+            "The demo scale runs on the embedded images and network; add --scale full to use "
+            "--benchmark, --backbone, --weights, --data or --clean."
+        )
+    experiment = find_experiment(name)
+    place = Place(
+        full=scale == "full",
+        benchmark=benchmark,
+        backbone=backbone,
+        weights=weights,
+        data=data,
+        source=source,
+        clean=clean,
+        samples=samples,
+        batch_size=batch_size,
+        precision=precision,
+        device=device,
+    )
+    folder = out or Path("paper") / f"{name}-{scale}"
+
+    @contextmanager
+    def watching(title: str) -> Iterator[Callable[[Progress], None]]:
+        with RunView(title) as view:
+            yield view.update
+
+    finished = run_cells(experiment.cells(place), range(1, seeds + 1), folder / "runs", watching)
+    paths = [write_results(experiment.TITLE, experiment.CLAIM, finished, folder)]
+    paths += experiment.show(finished, folder)
+    say((folder / "table.txt").read_text())
+    say(f"The paper: {experiment.CLAIM}")
+    say(f"Written to {folder}: {', '.join(p.name for p in paths)}, runs/")

@@ -1,0 +1,66 @@
+"""What a method has forgotten: its error on clean images of the source, after each domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bombus.data.images import to_tensors
+from bombus.data.source import FolderBatches, SourceBatches
+from bombus.errors import DataError
+from bombus.methods.base import Adapter
+from bombus.metrics.error import count_errors
+from bombus.online import Precision, autocast
+
+IMAGES = 5000  # as in the paper
+EMBEDDED = Path("embedded")  # the demo's own
+
+
+def clean_batches(
+    benchmark: str, folder: Path, batch_size: int, classes: int
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Up to 5,000 labelled clean test images, drawn once and for all."""
+    if benchmark == "demo":
+        if folder != EMBEDDED:
+            raise DataError("The demo's clean images are embedded; say --clean embedded.")
+        return _embedded(batch_size)
+    if benchmark.startswith("cifar"):
+        variant: Literal["cifar10", "cifar100"] = (
+            "cifar100" if benchmark == "cifar100-c" else "cifar10"
+        )
+        return SourceBatches(folder, variant, batch_size, split="test", images=IMAGES)
+    return FolderBatches(folder, batch_size, classes=classes, size=(256, 224))
+
+
+def _embedded(batch_size: int) -> list[tuple[Tensor, Tensor]]:
+    from bombus.data.embedded import EmbeddedImages
+
+    images = EmbeddedImages()
+    places = np.arange(len(images.clean))
+    return [
+        to_tensors(images.clean[part], images.labels[part])
+        for part in np.array_split(places, -(-len(places) // batch_size))
+    ]
+
+
+def clean_error(
+    adapter: Adapter,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    device: torch.device,
+    precision: Precision,
+) -> float:
+    """Per cent. The adapter only predicts, so that looking changes nothing."""
+    wrong = samples = 0
+    for x, y in batches:
+        with autocast(device, precision):
+            logits = adapter.predict(x.to(device))
+        more, count = count_errors(logits.float(), y, ["clean"] * len(y))["clean"]
+        wrong, samples = wrong + more, samples + count
+        if samples >= IMAGES:
+            break
+    return round(100 * wrong / samples, 4)

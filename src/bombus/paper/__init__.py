@@ -1,0 +1,120 @@
+"""The paper's tables and figures, one file each: what is run, and how it is shown.
+
+An experiment is a module with
+
+    TITLE, CLAIM              what it is called, and what the paper concludes from it
+    cells(place) -> [Cell]    the runs it takes, without seeds: plain settings
+    show(finished, out)       writes tables and figures from the finished runs, returns the files
+
+`bombus paper NAME` runs the cells of a module one after the other (`run.py`) and shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from bombus.errors import UnknownNameError
+from bombus.online import Precision
+from bombus.report.records import RunResult
+from bombus.settings import RunSettings
+
+NAMES = (
+    "imagenet",
+    "cifar-cnn",
+    "cifar-vit",
+    "ablation",
+    "ablation-car",
+    "queue-on-baselines",
+    "forgetting",
+    "sensitivity",
+    "trigger",
+    "efficiency",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an experiment is run: on the embedded images, or on a real benchmark."""
+
+    full: bool = False
+    benchmark: str | None = None  # None: the experiment's own
+    backbone: str | None = None
+    weights: tuple[Path, ...] = ()
+    data: Path | None = None
+    source: Path | None = None  # clean training images, or a warm-up file
+    clean: Path | None = None  # clean test images, for what was forgotten
+    samples: int | None = None
+    batch_size: int | None = None
+    precision: Precision = "fp32"
+    device: str = "auto"
+
+    def settings(self, method: str, benchmark: str, **chosen: Any) -> RunSettings:
+        """A cell's settings: `benchmark` in full, the embedded images otherwise."""
+        return RunSettings(
+            method=method,
+            benchmark=(self.benchmark or benchmark) if self.full else "demo",
+            backbone=self.backbone,
+            weights=self.weights,
+            data=self.data,
+            source=self.source,
+            samples=self.samples,
+            batch_size=self.batch_size,
+            precision=self.precision,
+            device=self.device,
+            set={name: as_text(value) for name, value in chosen.items()},
+        )
+
+    def small(self, samples: int, batch_size: int) -> Place:
+        """The same, with fewer images where these are the embedded ones and nobody said."""
+        if self.full:
+            return self
+        return replace(
+            self, samples=self.samples or samples, batch_size=self.batch_size or batch_size
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment, for every seed."""
+
+    name: str  # of its folder
+    settings: RunSettings
+    facts: dict[str, Any] = field(default_factory=dict)  # what sets it apart, by column
+    published: float | None = None  # the paper's mean error of it, on its own benchmark
+
+
+@dataclass(frozen=True)
+class Finished:
+    cell: Cell
+    folders: tuple[Path, ...]  # one a seed
+    runs: tuple[RunResult, ...]
+
+    @property
+    def means(self) -> list[float]:
+        return [run.mean_error for run in self.runs]
+
+
+class Experiment(Protocol):
+    TITLE: str
+    CLAIM: str
+
+    @staticmethod
+    def cells(place: Place) -> list[Cell]: ...
+
+    @staticmethod
+    def show(finished: Sequence[Finished], out: Path) -> list[Path]: ...
+
+
+def find_experiment(name: str) -> Experiment:
+    if name not in NAMES:
+        raise UnknownNameError("experiment of the paper", name, NAMES)
+    return cast(Experiment, import_module(f"bombus.paper.{name.replace('-', '_')}"))
+
+
+def as_text(value: Any) -> str:
+    """A setting as the command line would give it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

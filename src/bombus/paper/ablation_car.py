@@ -1,0 +1,46 @@
+"""Table 5: when to replay, and what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.layout import variants_table, write_tables
+from bombus.report.records import read_batches
+from bombus.report.triggers import judge_alarms
+
+TITLE = "Ablation of anchor replay"
+CLAIM = (
+    "Replay at fixed intervals is no better than none unless the interval is long; a trigger on "
+    "the loss is better than any of them, and weighted merging better than averaging or the source."
+)
+INTERVALS = ((40, 59.4), (80, 58.4), (160, 58.2), (320, 58.0), (640, 58.1))
+
+
+def cells(place: Place) -> list[Cell]:
+    place = place.small(samples=300, batch_size=50)
+
+    def cell(name: str, trigger: str, merging: str, printed: float, **chosen: object) -> Cell:
+        facts = {"trigger": trigger, "merging": merging}
+        return Cell(name, place.settings("bee", "cifar10-c", **chosen), facts, printed)
+
+    # Intervals are counted in the paper's 1,170 batches; a shorter stream has shorter ones.
+    scale = 1 if place.full else 8
+    return [
+        cell("none", "", "", 58.3, replay="off"),
+        *(
+            cell(f"every-{n}", f"every {n // scale}", "weighted", e, replay_every=n // scale)
+            for n, e in INTERVALS
+        ),
+        cell("trigger", "loss", "weighted", 57.9),
+        cell("trigger-source", "loss", "source", 58.2, replay="source"),
+        cell("trigger-average", "loss", "average", 58.2, replay="average"),
+    ]
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
+    judged = [(f.cell.name, judge_alarms(read_batches(f.folders[0]))) for f in finished]
+    note = "replays a run: " + ", ".join(f"{name} {j.alarms}" for name, j in judged) + "."
+    return write_tables([variants_table(heading, finished, [note])], out)

@@ -1,0 +1,61 @@
+"""Table 2: every method on CIFAR10-C (WRN-28-10) or CIFAR100-C (ResNeXt-29)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bombus.methods import find_method
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.layout import write_tables
+from bombus.report.figures import stream_figure
+from bombus.report.layout import make_tables
+
+TITLE = "CIFAR10-C and CIFAR100-C with convolutional networks"
+CLAIM = "BEE has 12.7 on CIFAR10-C and 27.8 on CIFAR100-C: below all others."
+METHODS = (
+    "source",
+    "bn",
+    "tent",
+    "eata",
+    "sar",
+    "cotta",
+    "adacontrast",
+    "rmt",
+    "rmt-free",
+    "dplot",
+    "obao",
+    "roid",
+    "rdumb",
+    "bee-paper",
+    "bee",
+)
+
+
+def cells(place: Place) -> list[Cell]:
+    """One benchmark a call: CIFAR10-C, or with --benchmark cifar100-c the other."""
+    place = place.small(samples=100, batch_size=50)
+    return table_cells(place, METHODS, "cifar10-c")
+
+
+def table_cells(place: Place, methods: Sequence[str], benchmark: str) -> list[Cell]:
+    return [
+        Cell(name, place.settings(name, benchmark), {"method": name})
+        for name in runnable(methods, place)
+    ]
+
+
+def runnable(methods: Sequence[str], place: Place) -> list[str]:
+    """Those that can run here: without source images, the ones that can do without."""
+    known = [(name, find_method(name)) for name in methods]
+    return [
+        name
+        for name, method in known
+        if place.source is not None or method.needs == "none" or method.source_optional
+    ]
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    tables = make_tables([run for f in finished for run in f.runs], cost=True)
+    folders = [folder for f in finished for folder in f.folders]
+    return [*write_tables(tables, out), *stream_figure(folders, out / "figure")]

@@ -1,0 +1,22 @@
+"""Table 3: every method with a vision transformer on CIFAR10-C or CIFAR100-C."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bombus.paper import Cell, Place
+from bombus.paper.cifar_cnn import show, table_cells
+
+__all__ = ["CLAIM", "METHODS", "TITLE", "cells", "show"]
+
+TITLE = "CIFAR10-C and CIFAR100-C with vision transformers"
+CLAIM = "BEE has 11.8 on CIFAR10-C and 25.2 on CIFAR100-C with a ViT-base: the lowest of all."
+METHODS = ("source", "tent", "sar", "cotta", "vdp", "vida", "continual-mae", "bee-paper", "bee")
+
+
+def cells(place: Place) -> list[Cell]:
+    """One benchmark a call: CIFAR10-C, or with --benchmark cifar100-c the other."""
+    place = place.small(samples=100, batch_size=50)
+    if place.full and place.backbone is None:
+        place = replace(place, backbone="vit-s4-32")
+    return table_cells(place, METHODS, "cifar10-c")

@@ -1,0 +1,53 @@
+"""Figure: error against time and memory, one dot a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.cifar_cnn import METHODS, runnable
+from bombus.paper.layout import write_tables
+from bombus.report.figures import COLOURS, drawing, save_pictures
+from bombus.report.layout import make_tables
+
+TITLE = "Error against cost"
+CLAIM = "BEE has the lowest error at a moderate cost in time and memory."
+
+
+def cells(place: Place) -> list[Cell]:
+    place = place.small(samples=100, batch_size=50)
+    return [
+        Cell(name, place.settings(name, "cifar10-c"), {"method": name})
+        for name in runnable(METHODS, place)
+    ]
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    tables = make_tables([run for f in finished for run in f.runs], cost=True)
+    return [*write_tables(tables, out), *_draw(finished, out)]
+
+
+def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
+    with drawing((10.0, 4.2)) as figure:
+        by_time, by_memory = figure.subplots(1, 2, sharey=True)
+        for f in finished:
+            error = sum(f.means) / len(f.means)
+            name = f.cell.facts["method"]
+            colour = COLOURS[1] if name.startswith("bee") else COLOURS[0]
+            for axes, cost in (
+                (by_time, sum(run.cost.ms_per_batch for run in f.runs) / len(f.runs)),
+                (by_memory, max(run.cost.peak_memory_mb for run in f.runs)),
+            ):
+                axes.plot([cost], [error], "o", color=colour)
+                axes.annotate(
+                    name, (cost, error), xytext=(4, 3), textcoords="offset points", fontsize=8
+                )
+        by_time.set_xscale("log")
+        by_time.set_xlabel("ms a batch")
+        by_memory.set_xlabel("peak memory (MB)")
+        by_time.set_ylabel("mean error (%)")
+        for axes in (by_time, by_memory):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="#e4e4e4", linewidth=0.6)
+        return save_pictures(figure, out / "figure")

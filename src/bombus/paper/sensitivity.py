@@ -1,0 +1,59 @@
+"""Figure: how much R, K, the anchor period and the pool's size matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bombus.metrics.interval import half_width
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.layout import variants_table, write_tables
+from bombus.report.figures import COLOURS, drawing, save_pictures
+
+TITLE = "Sensitivity to R, K, anchor period and pool size"
+CLAIM = (
+    "The error falls with R, more slowly after 2; K = 5 is best; longer anchor periods and larger "
+    "pools are better."
+)
+# Setting, its sign in the paper, and the values tried.
+PANELS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("inner_steps", "R", (0, 1, 2, 4)),
+    ("complementary", "K", (1, 3, 5, 10)),
+    ("anchor_period", "ξ", (10, 30, 60)),
+    ("anchors", "C_a", (5, 20, 50)),
+)
+
+
+def cells(place: Place) -> list[Cell]:
+    place = place.small(samples=200, batch_size=50)
+    return [
+        Cell(
+            f"{name}-{value}",
+            place.settings("bee", "cifar10-c", **{name: value}),
+            {"setting": sign, "value": value},
+        )
+        for name, sign, values in PANELS
+        for value in values
+    ]
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
+    return [*write_tables([variants_table(heading, finished)], out), *_draw(finished, out)]
+
+
+def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
+    with drawing((10.0, 2.8)) as figure:
+        panels = figure.subplots(1, len(PANELS), sharey=True)
+        for axes, (_, sign, _) in zip(panels, PANELS, strict=True):
+            own = [f for f in finished if f.cell.facts["setting"] == sign]
+            places = range(len(own))
+            means = [sum(f.means) / len(f.means) for f in own]
+            spread = [half_width(f.means) or 0.0 for f in own]
+            axes.errorbar(places, means, yerr=spread, color=COLOURS[0], marker="o", capsize=3)
+            axes.set_xticks(list(places), [str(f.cell.facts["value"]) for f in own])
+            axes.set_xlabel(sign)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+        panels[0].set_ylabel("mean error (%)")
+        return save_pictures(figure, out / "figure")

@@ -1,0 +1,39 @@
+"""Figure: the consistency loss over the stream, and where it made BEE replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.layout import variants_table, write_tables
+from bombus.report.loss_figure import loss_figure
+from bombus.report.records import read_batches
+from bombus.report.triggers import judge_alarms
+
+TITLE = "The trigger over the stream"
+CLAIM = "The loss spikes where the domain changes, and the trigger finds those spikes."
+
+
+def cells(place: Place) -> list[Cell]:
+    place = place.small(samples=600, batch_size=50)
+    ours = place.settings("bee", "cifar10-c")
+    papers = place.settings(
+        "bee", "cifar10-c", trigger="z-score", threshold=1.5, window=100, window_minimum=20
+    )
+    return [
+        Cell("level", ours, {"trigger": "change of level (ours)"}),
+        Cell("z-score", papers, {"trigger": "z-score (the paper's)"}),
+    ]
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    notes, pictures = [], []
+    for f in finished:
+        judged = [judge_alarms(read_batches(folder)) for folder in f.folders]
+        total = sum(judged[1:], judged[0])
+        runs = f"{len(judged)} run{'s' if len(judged) > 1 else ''}"
+        notes.append(f"{f.cell.facts['trigger']}: {total}, over {runs}.")
+        pictures += loss_figure(f.folders[0], out / f"loss-{f.cell.name}")
+    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
+    return [*write_tables([variants_table(heading, finished, notes)], out), *pictures]

@@ -1,0 +1,49 @@
+"""How well a method's alarms fit the borders between domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+NEAR = 10  # batches after a border in which an alarm counts as having found it
+
+
+@dataclass(frozen=True)
+class Judged:
+    borders: int
+    found: int  # borders with an alarm soon after
+    alarms: int
+    false_alarms: int  # alarms that come soon after no border
+
+    def __add__(self, other: Judged) -> Judged:
+        return Judged(
+            self.borders + other.borders,
+            self.found + other.found,
+            self.alarms + other.alarms,
+            self.false_alarms + other.false_alarms,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.found} of {self.borders} borders found within {NEAR} batches, "
+            f"{self.false_alarms} of {self.alarms} alarms false"
+        )
+
+
+def judge_alarms(records: Sequence[dict[str, Any]], event: str = "replay") -> Judged:
+    """Batches whose domain is another than the one before are borders; `event` is an alarm."""
+    names = [tuple(record["domains"]) for record in records]
+    borders = [i for i, (a, b) in enumerate(pairwise(names), start=1) if a != b]
+    alarms = [i for i, r in enumerate(records) if any(e["event"] == event for e in r["events"])]
+    return judge(borders, alarms)
+
+
+def judge(borders: Sequence[int], alarms: Sequence[int]) -> Judged:
+    def near(border: int, alarm: int) -> bool:
+        return 0 <= alarm - border < NEAR
+
+    found = [b for b in borders if any(near(b, a) for a in alarms)]
+    false = [a for a in alarms if not any(near(b, a) for b in borders)]
+    return Judged(len(borders), len(found), len(alarms), len(false))

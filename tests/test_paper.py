@@ -1,0 +1,135 @@
+"""The paper's experiments: their settings exist, their cells run once, and they are shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bombus.cli import main
+from bombus.methods import find_method, known_methods
+from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
+from bombus.paper.run import run_cells
+from bombus.report.triggers import judge
+from bombus.settings import make_config
+from tiny import make_adapter, make_tiny, noise_batches, tree_hash
+
+FULL = Place(full=True, source=Path("cifar10"), clean=Path("cifar10"), weights=(Path("w.pt"),))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [Place(), FULL], ids=["demo", "full"])
+def test_every_cell_is_a_run_that_can_be_asked_for(name: str, place: Place) -> None:
+    experiment = find_experiment(name)
+    assert experiment.TITLE
+    assert experiment.CLAIM
+    cells = experiment.cells(place)
+    assert len({cell.name for cell in cells}) == len(cells) >= 2
+    for cell in cells:
+        method = find_method(cell.settings.method)
+        config = make_config(method, "cifar10-c", cell.settings)
+        assert all(hasattr(config, setting) for setting in cell.settings.set)
+        assert cell.settings.benchmark == ("demo" if not place.full else cell.settings.benchmark)
+
+
+def test_without_source_images_what_cannot_do_without_is_left_out() -> None:
+    names = {cell.name for cell in find_experiment("cifar-cnn").cells(Place())}
+    assert {"source", "tent", "bee"} <= names
+    assert not {"rmt", "eata"} & names
+
+
+@pytest.mark.parametrize("name", ["trigger", "queue-on-baselines", "forgetting", "ablation"])
+def test_an_experiment_from_the_command_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = find_experiment(name)
+    cells = experiment.cells
+
+    def few(place: Place) -> list[Cell]:
+        domains = ("fog", "contrast")
+        return [replace(c, settings=replace(c.settings, domains=domains)) for c in cells(place)[:2]]
+
+    monkeypatch.setattr(experiment, "cells", few)
+    command = ["paper", name, "--samples", "8", "--batch-size", "4", "--out", str(tmp_path)]
+    main(command)
+    printed = capsys.readouterr().out
+    assert experiment.CLAIM in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    for cell in results["cells"]:
+        (error,) = cell["by_seed"].values()
+        assert cell["mean_error"] == error
+        assert cell["interval"] is None
+    tables = {(tmp_path / f"table.{kind}").read_text() for kind in ("txt", "md", "tex")}
+    assert len(tables) == 3
+    pictures = list(tmp_path.glob("*.svg"))
+    assert bool(pictures) == (name != "ablation")
+    assert all(p.with_suffix(".png").exists() for p in pictures)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    main(command)  # nothing is run again, and the same comes out
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_no_cell_is_run_twice_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(samples=6, batch_size=3)
+    settings = replace(place.settings("tent", "cifar10-c"), domains=("fog",))
+    cells = [Cell("a", settings), Cell("b", replace(settings, method="bn"))]
+    from bombus.runs import Run
+
+    begun: list[str] = []
+    execute = Run.execute
+
+    def interrupted(self: Run, out: Path, **options: Any) -> dict[str, Any]:
+        begun.append(out.name)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return execute(self, out, **options)
+
+    monkeypatch.setattr(Run, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells, (1, 2), tmp_path)
+    finished = run_cells(cells, (1, 2), tmp_path)
+    assert begun == ["a-seed1", "b-seed1", "a-seed2", "a-seed2", "b-seed2"]
+    assert [len(f.runs) for f in finished] == [2, 2]
+    assert {run.seed for f in finished for run in f.runs} == {1, 2}
+
+
+def test_the_demo_scale_has_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "trigger", "--weights", "w.pt"])
+    assert stopped.value.code == 2
+    assert "add --scale full" in capsys.readouterr().err
+
+
+def test_a_method_with_a_queue_is_the_method_called_more_often() -> None:
+    find_experiment("queue-on-baselines").cells(Place())
+    assert "tent-queue" in known_methods()
+    queued = make_adapter("tent-queue", make_tiny("batchnorm"))
+    plain = make_adapter("tent", make_tiny("batchnorm"))
+    batches = noise_batches(3)
+    for x in batches:
+        seen = queued.recent.state_dict() if len(queued.recent) else None
+        assert seen is None or queued.recent  # it fills up
+        drawn = queued(x)
+    assert len(queued.recent) == 24
+    assert tree_hash(queued.state_dict()) != tree_hash(plain.state_dict())
+    # The first batch: the queue holds it alone, so every draw is the batch itself in some order.
+    one, other = make_adapter("tent-queue", make_tiny("batchnorm")), plain
+    first = one(batches[0])
+    for _ in range(queue_on_baselines.STEPS):
+        other(batches[0])
+    import torch
+
+    torch.testing.assert_close(first, other(batches[0]), rtol=1e-3, atol=1e-4)
+    assert drawn.isfinite().all()
+
+
+def test_alarms_are_judged_by_the_borders_before_them() -> None:
+    judged = judge(borders=[50, 100, 150], alarms=[50, 59, 60, 102, 149])
+    assert (judged.borders, judged.found, judged.alarms, judged.false_alarms) == (3, 2, 5, 2)
+    assert (judged + judged).alarms == 10
+    assert "2 of 3 borders" in str(judged)
