@@ -8,6 +8,7 @@
 #   bee      bee, three seeds                                          about 2.5 minutes a seed (H200)
 #   views    bee prepared without noise in its view                    2.5
 #   ladder   bee put together step by step, one seed: SEED=1           6
+#   car      when and how to replay, one seed: SEED=1                  18
 #   replay   kinds of replay on the extra corruptions, three visits    4
 #   visits   the 15 domains three times over, with and without replay  10
 #   blocks   which blocks may adapt                                    2
@@ -26,6 +27,14 @@ run() { # METHOD NAME SEED SETTINGS...
   # shellcheck disable=SC2086
   $PYTHON -m bombus run "$method" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
     --source "$SOURCE" --precision bf16 --seed "$seed" --out "$OUT/$name-seed$seed" $set_ "$@"
+}
+
+paper() { # NAME OPTIONS...
+  name=$1
+  shift
+  # shellcheck disable=SC2086
+  $PYTHON -m bombus paper "$name" --scale full --weights $WEIGHTS --data "$DATA" --precision bf16 \
+    --first-seed "$SEED" --out "$OUT/$name" "$@"
 }
 
 sweep() { # VARIANTS OPTIONS...
@@ -56,7 +65,8 @@ for part in "$@"; do
       ;;
     bee) for seed in 1 2 3; do run bee bee "$seed"; done ;;
     views) run bee bee-without-noise "$SEED" warmup_view=turned ;;
-    ladder) sweep ladder --domains standard --source "$(prepared)" ;;
+    ladder) paper ablation --source "$(prepared)" ;;
+    car) paper ablation-car --source "$(prepared)" ;;
     replay) sweep replay --domains extra --cycles 3 --samples 5000 --source "$(prepared)" ;;
     visits) sweep visits --domains standard --cycles 3 --source "$(prepared)" ;;
     blocks)

@@ -54,8 +54,8 @@ def test_options_are_pinned() -> None:
         "results": ["check", "folder", "write"],
         "demo": ["out", "samples", "seed"],
         "paper": [
-            "backbone", "batch_size", "benchmark", "clean", "data", "device", "name", "out",
-            "precision", "samples", "scale", "seeds", "source", "weights",
+            "backbone", "batch_size", "benchmark", "clean", "data", "device", "first_seed",
+            "name", "out", "precision", "samples", "scale", "seeds", "source", "weights",
         ],
         "data": ["action"],
         "warmup": [

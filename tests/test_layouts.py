@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -159,6 +160,8 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place.mkdir(parents=True)
             file = place / f"ILSVRC2012_val_{number:08}.JPEG"
             picture(224, 224, seed=10 * severity + number).save(file, "JPEG")
+    others = [f"n9{number:07}" for number in range(1000 - len(WNIDS))]
+    (root / "ImageNet-C" / "classes.txt").write_text("\n".join([*WNIDS, *others]))
     for number, wnid in enumerate(WNIDS[1:]):  # fewer classes than are tested
         place = root / "train" / wnid
         place.mkdir(parents=True)
@@ -208,6 +211,14 @@ def test_the_two_preprocessings_are_named_recorded_and_kept_apart(
     said = capsys.readouterr().out
     assert "imagenet-c, resnet18, severity 5" in said
     assert "imagenet-c-resized, resnet18, severity 5" in said
+
+
+def test_a_part_of_imagenets_classes_needs_a_list_of_all(imagenet: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(imagenet / "ImageNet-C", part)
+    (part / "classes.txt").unlink()
+    with pytest.raises(DataError, match=r"3 classes, but ImageNet has 1,000.*classes\.txt"):
+        find_benchmark("imagenet-c").open(part)
 
 
 def test_what_the_two_preprocessings_do(imagenet: Path) -> None:

@@ -12,7 +12,7 @@ from bombus.backbones.blocks import Backbone
 from bombus.backbones.input import Input
 from bombus.backbones.resnet import resnet18, resnet50
 from bombus.backbones.resnext import ResNeXt29
-from bombus.backbones.vit import VisionTransformer, vit_b16, vit_s4
+from bombus.backbones.vit import VisionTransformer, vit_b16, vit_demo, vit_s4
 from bombus.backbones.wide_resnet import WideResNet
 from bombus.errors import ConfigError, UnknownNameError
 
@@ -30,6 +30,7 @@ _BACKBONES: dict[str, Callable[..., Backbone]] = {
     "vit-b16-224": partial(vit_b16, 224),
     "vit-b16-384": partial(vit_b16, 384),
     "vit-s4-32": partial(vit_s4, 32),
+    "vit-demo": vit_demo,
 }
 _WRN = re.compile(r"wrn-(\d+)-(\d+)")
 

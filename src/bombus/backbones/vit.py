@@ -153,6 +153,20 @@ def vit_b16(size: int, *, num_classes: int) -> VisionTransformer:
     )
 
 
+def vit_demo(*, num_classes: int) -> VisionTransformer:
+    """Small enough to travel with the package."""
+    return VisionTransformer(
+        size=32,
+        patch=4,
+        width=128,
+        depth=6,
+        heads=4,
+        mlp_ratio=2.0,
+        num_classes=num_classes,
+        name="vit-demo",
+    )
+
+
 def vit_s4(size: int, *, num_classes: int) -> VisionTransformer:
     return VisionTransformer(
         size=size,

@@ -33,6 +33,7 @@ def paper(
     *,
     scale: Literal["demo", "full"] = "demo",
     seeds: int = 1,
+    first_seed: int = 1,
     out: Path | None = None,
     benchmark: Literal["cifar10-c", "cifar100-c", "imagenet-c"] | None = None,
     backbone: str | None = None,
@@ -57,7 +58,8 @@ def paper(
     Args:
         name: which table or figure.
         scale: demo takes the embedded images and minutes; full the real benchmark and a GPU.
-        seeds: 1, 2, ... this many; tables then give 95 % intervals.
+        seeds: how many; tables of several give 95 % intervals.
+        first_seed: of those; one machine may make seed 1, another seed 2, a last call lays out all.
         out: folder; by default paper/NAME-SCALE.
         benchmark: in full: other images than the experiment's own.
         backbone: the network, if not the benchmark's own.
@@ -105,7 +107,8 @@ def paper(
         with RunView(title) as view:
             yield view.update
 
-    finished = run_cells(experiment.cells(place), range(1, seeds + 1), folder / "runs", watching)
+    chosen = range(first_seed, first_seed + seeds)
+    finished = run_cells(experiment.cells(place), chosen, folder / "runs", watching)
     paths = [write_results(experiment.TITLE, experiment.CLAIM, finished, folder)]
     paths += experiment.show(finished, folder)
     say((folder / "table.txt").read_text())

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bombus.data.corruptions import STANDARD
 from bombus.data.fetch import cache_folder
 from bombus.data.images import ImageSet
 from bombus.errors import DataError, UnknownNameError
+
+if TYPE_CHECKING:
+    from bombus.data.imagenet_c import ImageNetC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,25 @@ def _cifar100_c(folder: Path | None) -> ImageSet:
 def _imagenet_c(folder: Path | None) -> ImageSet:
     from bombus.data.imagenet_c import ImageNetC
 
-    return ImageNetC(folder or cache_folder() / "imagenet-c")
+    return _whole(ImageNetC(folder or cache_folder() / "imagenet-c"))
 
 
 def _imagenet_c_resized(folder: Path | None) -> ImageSet:
     from bombus.data.imagenet_c import ImageNetC
 
-    return ImageNetC(folder or cache_folder() / "imagenet-c", preprocess="resize256-crop224")
+    return _whole(
+        ImageNetC(folder or cache_folder() / "imagenet-c", preprocess="resize256-crop224")
+    )
+
+
+def _whole(images: ImageNetC) -> ImageNetC:
+    """A part of the classes, numbered by themselves, would be scored against wrong labels."""
+    if images.classes != 1000:
+        raise DataError(
+            f"{images.folder} holds {images.classes} classes, but ImageNet has 1,000; list all "
+            f"their ids in {images.folder / 'classes.txt'}, one a line, in the network's order."
+        )
+    return images
 
 
 def _folder(folder: Path | None) -> ImageSet:
