@@ -53,6 +53,7 @@ def test_an_experiment_from_the_command_line(
         return [replace(c, settings=replace(c.settings, domains=domains)) for c in cells(place)[:2]]
 
     monkeypatch.setattr(experiment, "cells", few)
+    monkeypatch.setattr("bombus.forgetting.IMAGES", 8)
     command = ["paper", name, "--samples", "8", "--batch-size", "4", "--out", str(tmp_path)]
     main(command)
     printed = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
+import bombus
 from bombus.errors import BombusError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.provenance import command_line
+from bombus.provenance import code_sha256, command_line, versions
 from bombus.runs import Run
 from bombus.settings import RunSettings, make_config, parse_setting
 
@@ -38,6 +40,15 @@ def measured_aside(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         del record["ms"], record["phases_ms"]
     del result["cost"]["ms_per_batch"], result["cost"]["peak_memory_mb"], result["command"]
     return batches, result
+
+
+def test_the_code_that_ran_is_known_by_its_hash() -> None:
+    digest = hashlib.sha256()
+    root = Path(bombus.__file__).parent
+    for name in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py")):
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes())
+    assert code_sha256() == digest.hexdigest()
+    assert versions()["code"] == digest.hexdigest()[:16]
 
 
 def test_ten_kills_and_resumes_equal_one_quiet_run(tmp_path: Path) -> None:
