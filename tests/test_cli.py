@@ -49,6 +49,7 @@ def test_options_are_pinned() -> None:
             "resume", "samples", "seed", "set", "severity", "source", "stream", "visits", "weights",
         ],
         "compare": ["cost", "digits", "format", "intervals", "out", "published", "quality", "runs"],
+        "report": ["out", "runs"],
         "list": ["json", "what"],
         "plot": ["out", "runs", "what"],
         "results": ["check", "folder", "write"],

@@ -133,4 +133,6 @@ def test_alarms_are_judged_by_the_borders_before_them() -> None:
     judged = judge(borders=[50, 100, 150], alarms=[50, 59, 60, 102, 149])
     assert (judged.borders, judged.found, judged.alarms, judged.false_alarms) == (3, 2, 5, 2)
     assert (judged + judged).alarms == 10
+    close = judge(borders=[4, 8, 12], alarms=[9])  # not the one of batch 4 as well
+    assert (close.found, close.false_alarms) == (1, 0)
     assert "2 of 3 borders" in str(judged)

@@ -14,7 +14,7 @@ import tyro
 from bombus.cli.plot import plot
 from bombus.errors import BombusError, ConfigError, DataError
 from bombus.report.figures import find_stretches
-from bombus.report.loss_figure import _levels, _signal, _threshold, loss_figure
+from bombus.report.loss_figure import levels_of, loss_figure, signal_of, threshold_of
 
 DOMAINS = ("gaussian_noise", "fog", "snow")
 
@@ -92,12 +92,12 @@ def test_holes_in_the_record(write_run, tmp_path):
     add_signals(folder, lambda b: [{}, {"mcr": float("nan"), "z": 1.0}, {"mcr": 2.0}][b % 3], (0,))
     (folder / "run.json").unlink()
     records = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
-    np.testing.assert_array_equal(_signal(records, "mcr")[:3], [np.nan, np.nan, 2.0])
-    assert _levels(records) == []
-    assert _threshold(folder, records) is None
+    np.testing.assert_array_equal(signal_of(records, "mcr")[:3], [np.nan, np.nan, 2.0])
+    assert levels_of(records) == []
+    assert threshold_of(folder, records) is None
     assert len(loss_figure(folder, tmp_path / "loss")) == 2
     records[0]["events"][0]["threshold"] = 2.5
-    assert _threshold(folder, records) == 2.5
+    assert threshold_of(folder, records) == 2.5
     visits = [stretch.visit for stretch in find_stretches(records)]
     assert [(v.start, v.end) for v in visits] == [(0, 300), (300, 600), (600, 900)]
 

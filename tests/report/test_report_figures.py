@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bombus.errors import BombusError, ConfigError, DataError
-from bombus.report.figures import _curve, stream_figure
+from bombus.report.figures import error_curve, stream_figure
 
 SIZE = {"samples": 300, "batch": 100, "log": True}
 
@@ -43,13 +43,13 @@ def test_the_running_mean_stays_within_its_domain():
         return {"domains": {domain: {"wrong": wrong, "samples": samples}}}
 
     records = [batch("fog", 0), batch("fog", 6), batch("fog", 3, 5), batch("snow", 10)]
-    curve = _curve(records, 3)
+    curve = error_curve(records, 3)
     assert [(v.domain, v.start, v.end) for v in curve.visits] == [("fog", 0, 25), ("snow", 25, 35)]
     np.testing.assert_allclose(curve.x[0], [5, 15, 22.5])
     # 6 of 20, 9 of 25, 9 of 15; samples count, not batches.
     np.testing.assert_allclose(curve.error[0], [30, 36, 60])
     np.testing.assert_allclose(curve.error[1], [100])
-    assert all(len(error) == 1 for error in _curve(records[::3], None).error)
+    assert all(len(error) == 1 for error in error_curve(records[::3], None).error)
 
 
 def test_many_lines_can_still_be_drawn(write_run, tmp_path):

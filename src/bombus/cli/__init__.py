@@ -17,6 +17,7 @@ from bombus.cli.doctor import doctor
 from bombus.cli.listing import list_names
 from bombus.cli.paper import paper
 from bombus.cli.plot import plot
+from bombus.cli.report import report
 from bombus.cli.results import results
 from bombus.cli.run import run
 from bombus.cli.warmup import warmup
@@ -33,6 +34,7 @@ def data(action: tyro.conf.Positional[str] = "") -> None:
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "compare": compare,
+    "report": report,
     "list": list_names,
     "plot": plot,
     "results": results,

@@ -82,7 +82,9 @@ def stream_figure(runs: Sequence[Path], out: Path, *, window: int | None = None)
             "each in a figure of its own."
         )
     groups = group_runs(results)
-    curves = [_average([_curve(read_batches(r.path), window) for r in g.runs]) for g in groups]
+    curves = [
+        average_curves([error_curve(read_batches(r.path), window) for r in g.runs]) for g in groups
+    ]
     visits = curves[0].visits
     for group, curve in zip(groups, curves, strict=True):
         if curve.visits != visits:
@@ -93,7 +95,7 @@ def stream_figure(runs: Sequence[Path], out: Path, *, window: int | None = None)
     return _draw(groups, curves, out)
 
 
-def _curve(records: Sequence[dict[str, Any]], window: int | None) -> Curve:
+def error_curve(records: Sequence[dict[str, Any]], window: int | None) -> Curve:
     stretches = find_stretches(records)
     errors = []
     for stretch in stretches:
@@ -105,7 +107,7 @@ def _curve(records: Sequence[dict[str, Any]], window: int | None) -> Curve:
     return Curve(tuple(s.visit for s in stretches), tuple(s.x for s in stretches), tuple(errors))
 
 
-def _average(curves: Sequence[Curve]) -> Curve:
+def average_curves(curves: Sequence[Curve]) -> Curve:
     first = curves[0]
     if any(
         c.visits != first.visits or list(map(len, c.x)) != list(map(len, first.x)) for c in curves

@@ -45,15 +45,15 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
     """
     folder = run if run.is_dir() else result_file(run).parent
     records = read_batches(folder)
-    total = _signal(records, TOTAL)
+    total = signal_of(records, TOTAL)
     if np.isnan(total).all():
         names = sorted({name for record in records for name in record.get("signals", {})})
         raise DataError(
             f"{folder} recorded no consistency loss (the signal {TOTAL!r}), so there is none to "
             f"draw; its signals: {', '.join(names) or 'none'}."
         )
-    levels = {number: _signal(records, f"{TOTAL}_{number}") for number in _levels(records)}
-    z = _signal(records, "z")
+    levels = {number: signal_of(records, f"{TOTAL}_{number}") for number in levels_of(records)}
+    z = signal_of(records, "z")
     replays = [any(e["event"] == "replay" for e in r.get("events", ())) for r in records]
     at = np.flatnonzero(np.array(replays))
     stretches = find_stretches(records)
@@ -71,7 +71,7 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
         _mark(above, x, total, at)
         if has_z:
             draw_domains(below, visits, names=False)
-            _draw_score(below, x, z, _threshold(folder, records))
+            _draw_score(below, x, z, threshold_of(folder, records))
             for position in x[at]:
                 below.axvline(position, color=RED, linewidth=0.8, alpha=0.6, zorder=1)
         label_images_seen(below)
@@ -153,18 +153,18 @@ def _dot(x: Values) -> str | None:
     return "." if len(x) == 1 else None
 
 
-def _signal(records: Sequence[dict[str, Any]], name: str) -> Values:
+def signal_of(records: Sequence[dict[str, Any]], name: str) -> Values:
     """One number a batch; NaN, a gap in the line, where there is none."""
     values = [_finite(record.get("signals", {}).get(name)) for record in records]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _levels(records: Sequence[dict[str, Any]]) -> list[int]:
+def levels_of(records: Sequence[dict[str, Any]]) -> list[int]:
     names = {name for record in records for name in record.get("signals", {})}
     return sorted(int(match[1]) for match in map(LEVEL.fullmatch, names) if match)
 
 
-def _threshold(folder: Path, records: Sequence[dict[str, Any]]) -> float | None:
+def threshold_of(folder: Path, records: Sequence[dict[str, Any]]) -> float | None:
     """As the run's settings say, else as one of its replays does."""
     events = [e for r in records for e in r.get("events", ()) if e["event"] == "replay"]
     told = [event.get("threshold") for event in events]

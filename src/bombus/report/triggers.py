@@ -41,9 +41,7 @@ def judge_alarms(records: Sequence[dict[str, Any]], event: str = "replay") -> Ju
 
 
 def judge(borders: Sequence[int], alarms: Sequence[int]) -> Judged:
-    def near(border: int, alarm: int) -> bool:
-        return 0 <= alarm - border < NEAR
-
-    found = [b for b in borders if any(near(b, a) for a in alarms)]
-    false = [a for a in alarms if not any(near(b, a) for b in borders)]
-    return Judged(len(borders), len(found), len(alarms), len(false))
+    """An alarm speaks of the last border before it, and of no other."""
+    last = {alarm: max((b for b in borders if b <= alarm), default=None) for alarm in alarms}
+    right = {alarm: b for alarm, b in last.items() if b is not None and alarm - b < NEAR}
+    return Judged(len(borders), len(set(right.values())), len(alarms), len(alarms) - len(right))
