@@ -122,11 +122,15 @@ def test_a_batch_that_was_not_learnt_from_counts() -> None:
     assert torch.equal(affine(adapter), affine(fresh))
 
 
-def test_single_images_are_answered_and_counted() -> None:
+def test_single_images_are_answered_and_not_counted() -> None:
     adapter = make_rdumb(reset_every=2)
     (x,) = make_images(16)
     for image in x[:3]:
         assert adapter(image[None]).isfinite().all()
+        assert not adapter.last.events
+    assert adapter.batches == 0
+    for _ in range(3):
+        adapter(x)
     assert adapter.last.events == ({"event": "reset", "after": 2},)
 
 

@@ -105,11 +105,9 @@ class AdaContrast(Adapter):
         self.queue = Ring(config.queue_size)  # keys with their pseudo-labels
         self.bank = Ring(config.bank_size)  # weak views with their probabilities
         self.seen = 0
-        self.alone_is_too_few = bool(batch_norms(self.model))
+        self.alone_is_too_few = bool(batch_norms(self.model))  # it learns with batch statistics
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         config: AdaContrastConfig = self.config
         weak = WEAK_VIEWS[config.weak_view](x, self.generator)
         strong_query = adacontrast_strong(x, self.generator)

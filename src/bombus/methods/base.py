@@ -30,6 +30,7 @@ from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.errors import CheckpointError, ConfigError
 from bombus.methods import _state
+from bombus.methods._norm import batch_norms
 from bombus.methods._source import counted
 
 Access = Literal["none", "statistics", "samples", "labels"]
@@ -108,7 +109,10 @@ class Adapter(ABC):
         self.source_bytes: int | None = None  # of source images read in `prepare`; None: no source
         with torch.inference_mode(False), torch.enable_grad():
             self.model = deepcopy(model).eval().requires_grad_(False)
+            # Of one image BatchNorm has no batch statistics: it is answered, and not learnt from.
+            self.alone_is_too_few = False
             self.setup()
+            self.alone_is_too_few |= any(norm.training for norm in batch_norms(self.model))
             if state is None:
                 if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
@@ -164,7 +168,9 @@ class Adapter(ABC):
         self._events, self._signals, self._phases = [], {}, {}
         with torch.inference_mode(False), torch.enable_grad():
             clean = _clean(x, gated)
-            logits = self.step(clean).detach() if len(clean) else None
+            alone = len(clean) == 1 and self.alone_is_too_few
+            answer = self.answer if alone else self.step
+            logits = answer(clean).detach() if len(clean) else None
         for position, reason in gated.rejected.items():
             self.event("rejected", sample=position, reason=reason)
         self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals, self._phases)

@@ -24,7 +24,7 @@ from bombus.methods import register
 from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
-from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
+from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, make_optimizer
 from bombus.methods._passes import Pass, Passes
 from bombus.methods._shift import LevelDetector, ShiftDetector
@@ -74,7 +74,6 @@ class Bee(Adapter):
         self.anchors = AnchorPool(config.anchors, on_host=self._anchors_on_host())
         self.shift = self._shift_detector()
         self.batches = 0
-        self.alone_is_too_few = bool(batch_norms(self.model))
         self.passes = Passes(
             self.model,
             self.blocks,
@@ -94,8 +93,6 @@ class Bee(Adapter):
     # Algorithm 1
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         if not self.codebooks:
             self._start_without_source(x)
         config: BeeConfig = self.config

@@ -36,7 +36,7 @@ from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._mean_teacher import require_colour_images
-from bombus.methods._norm import batch_norms, use_batch_statistics
+from bombus.methods._norm import use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer, train_all
 from bombus.methods._teacher import Teacher
 from bombus.methods.base import Adapter, BaseConfig
@@ -89,11 +89,8 @@ class Cotta(Adapter):
         self.teacher = Teacher(self.model)
         self.parameters = train_all(self.model)
         self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         target = self._target(x)  # before the student's pass, whose graph takes the memory
         logits: Tensor = self.model(x)
         if self.config.loss == "symmetric":

@@ -38,7 +38,7 @@ from bombus.errors import ConfigError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods import register
-from bombus.methods._norm import batch_norms, source_statistics, use_batch_statistics
+from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer, train_all
 from bombus.methods._teacher import Teacher, warm_up
 from bombus.methods._warmup import shallow_blocks
@@ -83,7 +83,6 @@ class Dplot(Adapter):
         self.pseudo_label_optimizer = make_optimizer(
             self.parameters, config.optimizer, config.pseudo_label_lr
         )
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def prepare(self, source: Source | None) -> None:
         assert source is not None  # the base class has seen to it
@@ -104,8 +103,6 @@ class Dplot(Adapter):
                     p.copy_(value)
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         pair = torch.cat([x, flip(x)])  # (2N, 3, H, W)
         student: Tensor = self.model(pair)  # (2N, C)
         teacher = self.teacher(pair)

@@ -81,14 +81,11 @@ class Eta(Adapter):
         use_batch_statistics(self.model)
         self.parameters = train_affine(self.model, self.name)
         self.optimizer = make_optimizer(self.parameters, self.config.optimizer, self.config.lr)
-        self.alone_is_too_few = bool(batch_norms(self.model))
         self.mean: Tensor | None = None  # of the predictions learnt from, (C,)
         self.batches = 0  # seen
 
     def step(self, x: Tensor) -> Tensor:
         self.batches += 1
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         logits: Tensor = self.model(x)
         entropy = softmax_entropy(logits)  # (N,)
         probabilities = at_least_single(logits.detach()).softmax(1)  # (N, C)

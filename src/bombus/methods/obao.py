@@ -60,7 +60,7 @@ from bombus.methods._mean_teacher import (
     sum_gradients,
     usable_batches,
 )
-from bombus.methods._norm import batch_logits, batch_norms, use_batch_statistics
+from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer
 from bombus.methods._teacher import Teacher
 from bombus.methods.base import Adapter, BaseConfig, Source
@@ -115,7 +115,6 @@ class Obao(Adapter):
         self.relations = torch.empty(0)  # (C, C), the source prototypes' cosines
         self.classifier = ""  # its name; with it comes what is trained
         self.parameters: list[nn.Parameter] = []
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def prepare(self, source: Source | None) -> None:
         assert source is not None  # the base class has seen to it
@@ -135,8 +134,6 @@ class Obao(Adapter):
         super().load_state_dict(state)
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         view = cotta_view(x, self.generator, per_sample=False)
         taught = self.teacher(x)  # (N, C)
         logits, gradients, plain = self._learn_view(x, taught)

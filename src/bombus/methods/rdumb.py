@@ -7,8 +7,9 @@ https://github.com/oripress/CCC (MIT).
 Everything that learns goes back at once: parameters, optimiser and the running mean of learnt
 predictions, so that the first batch afterwards is filtered like the first of all. That is the
 authors' code; keeping the mean would hold the fresh model to what a drifted one had said. Every
-batch counts, trained on or not, as there. A reset comes before the batch that starts the new
-round, so no batch is answered by a model that has learnt from more than 1,000.
+batch counts, trained on or not, as there, but for an image alone on a BatchNorm model. A reset
+comes before the batch that starts the new round, so no batch is answered by a model that has
+learnt from more than 1,000.
 
 A CIFAR run of 750 batches is over before the first reset, and RDumb is ETA there; ImageNet-C with
 batches of 64 has one in 1,185. The authors' code has values for ImageNet alone, which are EATA's;

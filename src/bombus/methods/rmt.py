@@ -56,7 +56,7 @@ from bombus.methods._mean_teacher import (
     sum_gradients,
     usable_batches,
 )
-from bombus.methods._norm import batch_logits, batch_norms, use_batch_statistics
+from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer, train_all
 from bombus.methods._source import Counted
 from bombus.methods._teacher import Teacher, warm_up
@@ -110,7 +110,6 @@ class RobustMeanTeacher(Adapter):
         self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
         self.prototypes: Tensor | None = None  # (C', D), of the C' <= C classes that occur
         self.projector: nn.Module | None = None  # when D is known
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def prepare(self, source: Source | None) -> None:
         assert source is not None  # the base class has seen to it
@@ -124,8 +123,6 @@ class RobustMeanTeacher(Adapter):
         super().load_state_dict(state)
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         assert self.prototypes is not None
         config: RmtFreeConfig = self.config
         view = cotta_view(x, self.generator, per_sample=False)

@@ -43,7 +43,7 @@ from bombus.losses.entropy import softmax_entropy
 from bombus.losses.likelihood_ratio import soft_likelihood_ratio
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
-from bombus.methods._norm import batch_logits, batch_norms, train_affine, use_batch_statistics
+from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer
 from bombus.methods.base import Adapter, BaseConfig
 
@@ -85,11 +85,8 @@ class Roid(Adapter):
         self.optimizer = make_optimizer(self.parameters, self.config.optimizer, self.config.lr)
         self.mean_prediction: Tensor | None = None  # (C,); even until the first batch
         self.largest_batch = 0
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         config: RoidConfig = self.config
         self.largest_batch = max(self.largest_batch, len(x))
         logits: Tensor = self.model(x)

@@ -30,7 +30,7 @@ from bombus.errors import ConfigError
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.reliable import entropy_margin, is_reliable
 from bombus.methods import register
-from bombus.methods._norm import batch_logits, batch_norms, train_affine, use_batch_statistics
+from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
 from bombus.methods._optim import apply_gradients
 from bombus.methods.base import Adapter, BaseConfig
 
@@ -72,11 +72,8 @@ class Sar(Adapter):
             )
         self.optimizer = torch.optim.SGD(self.parameters, lr=self.config.lr, momentum=0.9)
         self.average: float | None = None  # e, of the entropy at the second pass
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         logits: Tensor = self.model(x)
         entropy = softmax_entropy(logits)  # (N,)
         margin = entropy_margin(logits.shape[1], self.config.margin)

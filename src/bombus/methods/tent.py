@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods import register
-from bombus.methods._norm import batch_logits, batch_norms, train_affine, use_batch_statistics
+from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer
 from bombus.methods.base import Adapter, BaseConfig
 
@@ -43,11 +43,8 @@ class Tent(Adapter):
         use_batch_statistics(self.model)
         parameters = train_affine(self.model, self.name)
         self.optimizer = make_optimizer(parameters, self.config.optimizer, self.config.lr)
-        self.alone_is_too_few = bool(batch_norms(self.model))
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         logits: Tensor = self.model(x)
         loss = softmax_entropy(logits).mean()
         self.signal(entropy=loss.item())

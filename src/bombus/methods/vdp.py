@@ -53,7 +53,7 @@ from bombus.errors import ConfigError, InputError
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._mean_teacher import require_colour_images
-from bombus.methods._norm import batch_logits, batch_norms, use_batch_statistics
+from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import apply_gradients, make_optimizer
 from bombus.methods.base import Adapter, BaseConfig
 
@@ -127,7 +127,6 @@ class Vdp(Adapter):
         require_colour_images(self.input, self.name)
         if config.statistics == "batch":
             use_batch_statistics(self.model)
-        self.alone_is_too_few = config.statistics == "batch" and bool(batch_norms(self.model))
         zero = torch.zeros_like(at_least_single(self._parameter().detach().flatten()[0]))
         self.prompts = Prompts(zero)  # DSP and DAP of the student, (3, k, l) each
         self.averages: list[Tensor] = []  # those of the teacher
@@ -140,8 +139,6 @@ class Vdp(Adapter):
         self.optimizer = make_optimizer(self.prompts.parameters, "adam", config.lr)
 
     def step(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and self.alone_is_too_few:
-            return self.answer(x)
         if not self.size:
             self._begin(x)
         target = at_least_single(self.answer(x))
