@@ -9,7 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def with_progress(items: Iterable[T], total: int, doing: str = "warming up") -> Iterable[T]:
+def with_progress(items: Iterable[T], total: int | None, doing: str = "warming up") -> Iterable[T]:
+    """The items, with a bar; without a total it only shows that something goes on."""
     if not sys.stderr.isatty():
         return items
     try:

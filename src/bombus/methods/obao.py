@@ -62,6 +62,7 @@ from bombus.methods._mean_teacher import (
 )
 from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer
+from bombus.methods._progress import with_progress
 from bombus.methods._teacher import Teacher
 from bombus.methods.base import Adapter, BaseConfig, Source
 
@@ -123,7 +124,8 @@ class Obao(Adapter):
         if first is None:
             raise DataError("There are no source batches to make class prototypes of.")
         self.classifier = find_classifier(self.model, first[0])
-        means, sizes = class_prototypes(self.model, itertools.chain([first], batches))
+        reading = with_progress(itertools.chain([first], batches), None, "class prototypes")
+        means, sizes = class_prototypes(self.model, reading)
         relations = class_relations(means, sizes > 0)
         self.relations = relations.to(at_least_single(self._parameter()))
         self._train_all_but_classifier()

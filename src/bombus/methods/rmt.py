@@ -58,6 +58,7 @@ from bombus.methods._mean_teacher import (
 )
 from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer, train_all
+from bombus.methods._progress import with_progress
 from bombus.methods._source import Counted
 from bombus.methods._teacher import Teacher, warm_up
 from bombus.methods.base import Adapter, BaseConfig, Source
@@ -113,7 +114,8 @@ class RobustMeanTeacher(Adapter):
 
     def prepare(self, source: Source | None) -> None:
         assert source is not None  # the base class has seen to it
-        means, sizes = class_prototypes(self.model, self._source_batches(source))
+        reading = with_progress(self._source_batches(source), None, "class prototypes")
+        means, sizes = class_prototypes(self.model, reading)
         self.prototypes = means[sizes > 0].to(at_least_single(self._parameter()))
         self._add_projector(self.prototypes)
 
