@@ -32,7 +32,7 @@ def cells(place: Place) -> list[Cell]:
     `bee` sums the last level alone, so the lines with queue and replay build on that one; a network
     of three levels has no fourth, so the paper's line 5 (all four) is line 4 here.
     """
-    place = place.small(samples=300, batch_size=50)
+    place = place.small(samples=200, batch_size=50)
     # Not in the paper, and needed to read it: what the warm-up is worth before anything adapts.
     nothing = place.settings("bee", "cifar10-c", **line((), False, False), entropy_weight=0)
     made = [Cell("no-adaptation", nothing)]

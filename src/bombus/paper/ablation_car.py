@@ -19,7 +19,7 @@ INTERVALS = ((40, 59.4), (80, 58.4), (160, 58.2), (320, 58.0), (640, 58.1))
 
 
 def cells(place: Place) -> list[Cell]:
-    place = place.small(samples=300, batch_size=50)
+    place = place.small(samples=200, batch_size=50)
 
     def cell(name: str, trigger: str, merging: str, printed: float, **chosen: object) -> Cell:
         facts = {"trigger": trigger, "merging": merging}

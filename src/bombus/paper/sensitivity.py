@@ -25,7 +25,7 @@ PANELS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 
 
 def cells(place: Place) -> list[Cell]:
-    place = place.small(samples=200, batch_size=50)
+    place = place.small(samples=150, batch_size=50)
     return [
         Cell(
             f"{name}-{value}",
