@@ -23,12 +23,12 @@ def variants_table(heading: str, finished: Sequence[Finished], notes: Sequence[s
     printed = any(f.cell.published is not None for f in finished)
     columns += [Column("published", "published", "cost", 1)] if printed else []
     rows = []
-    for number, f in enumerate(finished, start=1):
+    for f in finished:
         facts = [Cell(_fact(f.cell.facts.get(name))) for name in names]
         mean = Cell(statistics.fmean(f.means), half_width(f.means))
         last = [Cell(f.cell.published)] if printed else []
         method = f.cell.settings.method
-        rows.append(Row(str(number), method, len(f.runs), (*facts, mean, *last)))
+        rows.append(Row(f.cell.name, method, len(f.runs), (*facts, mean, *last)))
     said = list(notes)
     if any(len(f.runs) > 1 for f in finished):
         said.append("± is half of the 95 % interval of the mean over seeds.")
