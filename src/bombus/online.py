@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from bombus.data.batch import Batch
 from bombus.methods.base import Adapter, Report
@@ -44,6 +45,7 @@ def adapt_online(
                 [int(samples), int(right), round(confidence, 5)]
                 for samples, right, confidence in confidence_bins(answers, batch.y)
             ],
+            "largest": {"answer": _largest(answers.argmax(1)), "label": _largest(batch.y)},
             "signals": last.signals,
             "events": list(last.events),
             "ms": round(watch.ms, 3),
@@ -51,6 +53,11 @@ def adapt_online(
             "forwards": round(passes.entered / len(x), 4),
             "backwards": round(passes.returned / len(x), 4),
         }
+
+
+def _largest(classes: Tensor) -> float:
+    """The share of the most frequent class."""
+    return round(float(classes.bincount().max() / len(classes)), 4) if len(classes) else 0.0
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

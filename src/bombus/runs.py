@@ -71,8 +71,8 @@ class Run:
         self.backbone = choose_backbone(settings, benchmark)
         self.config = make_config(method, benchmark.settings_name, settings)
         self.images = images or benchmark.open(settings.data)
-        classes = benchmark.classes or self.images.classes
-        self.model, self.weights = open_model(settings, benchmark, classes, self.device)
+        self.classes = benchmark.classes or self.images.classes
+        self.model, self.weights = open_model(settings, benchmark, self.classes, self.device)
         kind = find_stream(settings.stream)
         own_size = kind.own_batch_size or benchmark.batch_size
         self.stream = kind(
@@ -93,7 +93,7 @@ class Run:
         size = self.stream.batch_size
         self.clean: Iterable[tuple[Tensor, Tensor]] | None = None
         if settings.clean is not None:
-            self.clean = clean_batches(benchmark.name, settings.clean, size, classes)
+            self.clean = clean_batches(benchmark.name, settings.clean, size, self.classes)
 
     def execute(
         self,
@@ -258,7 +258,7 @@ class Run:
             "mean_error": round(meter.mean(), 4),
             "domains": meter.rows(self.stream.domains),
             **self._parts(records),
-            **summarise_quality(records),
+            **summarise_quality(records, self.classes),
             "cost": {
                 "ms_per_batch": round(typical_ms([r["ms"] for r in records]), 3),
                 "forwards_per_batch": _mean([r["forwards"] for r in records]),

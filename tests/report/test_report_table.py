@@ -289,3 +289,33 @@ def test_csv_reads_back(everything):
     assert spread[0]["std"] == "0.71"  # of 22 and 23
     assert rows[-1]["day_1"] == "1.0"
     assert rows[-1]["gaussian_noise"] == ""
+
+
+def test_a_collapsed_method_is_marked_and_explained(write_run):
+    runs = [
+        read_run(write_run("a", "tent", collapsed=True)),
+        read_run(write_run("b", "bn", calibration_error=3.25, log_loss=0.5, batches_to_adapt=2)),
+    ]
+    tables = make_tables(runs, quality=True)
+    fallen, fine = tables[0].rows
+    assert fallen.label == "tent †"
+    assert fine.label == "bn"
+    assert any("collapsed" in note for note in tables[0].notes)
+    assert "$\\dagger$" in to_latex(tables)
+    assert [cell.value for cell in fine.cells[-3:]] == [3.25, 0.5, 2]
+    assert [cell.value for cell in fallen.cells[-3:]] == [None] * 3
+    assert not any("collapsed" in note for note in make_tables(runs[1:])[0].notes)
+
+
+def test_intervals_stand_at_every_error(write_run):
+    errors = [(20.0, 30.0, 40.0), (22.0, 30.0, 44.0), (24.0, 30.0, 42.0)]
+    runs = [
+        read_run(write_run(str(seed), "tent", e, seed=seed)) for seed, e in enumerate(errors, 1)
+    ]
+    (row,) = make_tables(runs, intervals=True)[0].rows
+    # Student's t with 2 degrees of freedom, 4.303, times 2 / sqrt(3).
+    assert row.cells[0].spread == pytest.approx(4.303 * 2 / 3**0.5)
+    assert row.cells[1].spread == 0
+    plain = make_tables(runs)[0].rows[0]
+    assert [cell.spread for cell in plain.cells[:-1]] == [None] * 3
+    assert plain.cells[-1].spread == pytest.approx((4 / 3) ** 0.5)  # of 30, 32, 32

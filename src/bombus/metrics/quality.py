@@ -16,9 +16,12 @@ from bombus.metrics.speed import batches_to_adapt
 
 Records = Sequence[dict[str, Any]]
 
+ONE_SIDED = 0.3  # of a batch's images
+GUESSING = 0.9  # of the error of guessing
 
-def summarise_quality(records: Records) -> dict[str, Any]:
-    """Calibration error (%), log loss (nats), batches to adapt (mean over visits), clean error."""
+
+def summarise_quality(records: Records, classes: int) -> dict[str, Any]:
+    """Calibration error (%), log loss (nats), batches to adapt, collapse, error on clean images."""
     bins = add_bins([record["confidence"] for record in records])
     answered = sum(samples for samples, _, _ in bins)
     total = math.fsum(record["log_loss"] for record in records)
@@ -26,6 +29,7 @@ def summarise_quality(records: Records) -> dict[str, Any]:
         "calibration_error": round(calibration_error(bins), 4) if answered else None,
         "log_loss": round(total / answered, 5) if answered else None,
         "batches_to_adapt": _speed(records),
+        "collapsed": has_collapsed(records, classes),
     }
     after = [
         {"domain": next(iter(record["domains"])), "error": record["clean_error"]}
@@ -35,6 +39,19 @@ def summarise_quality(records: Records) -> dict[str, Any]:
     if after:
         quality["clean"] = {"before": records[0]["clean_before"], "after": after}
     return quality
+
+
+def has_collapsed(records: Records, classes: int) -> bool:
+    """Whether a method ended, in the last quarter of its stream, where no answer means anything.
+
+    Its most frequent answer takes up far more of a batch than the most frequent label does, or its
+    error is nearly that of guessing.
+    """
+    last = records[-max(1, len(records) // 4) :]
+    excess = [r["largest"]["answer"] - r["largest"]["label"] for r in last]
+    counts = [count for r in last for count in r["domains"].values()]
+    error = sum(c["wrong"] for c in counts) / sum(c["samples"] for c in counts)
+    return statistics.fmean(excess) > ONE_SIDED or error >= GUESSING * (1 - 1 / classes)
 
 
 def _speed(records: Records) -> float | None:

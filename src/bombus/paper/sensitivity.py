@@ -26,15 +26,15 @@ PANELS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=150, batch_size=50)
-    return [
-        Cell(
-            f"{name}-{value}",
-            place.settings("bee", "cifar10-c", **{name: value}),
-            {"setting": sign, "value": value},
-        )
-        for name, sign, values in PANELS
-        for value in values
-    ]
+    # A short stream hardly triggers a replay: there it comes every few batches.
+    base = {} if place.full else {"replay_every": 8, "anchor_period": 4}
+    made = []
+    for name, sign, values in PANELS:
+        for value in values:
+            scaled = value if place.full or name != "anchor_period" else max(1, value // 8)
+            settings = place.settings("bee", "cifar10-c", **{**base, name: scaled})
+            made.append(Cell(f"{name}-{value}", settings, {"setting": sign, "value": scaled}))
+    return made
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from bombus.report.records import RunResult
 
 Mark = Literal["", "best", "second"]
 # Whoever has seen source data before must not be set beside whoever has not as if they were alike.
+COLLAPSED = "†"
 FREE, ASSISTED = "source-free", "source-assisted"
 # Domain -> head in narrow tables, in the order of the published ones.
 SHORT = {
@@ -148,6 +149,11 @@ def _table(
     if set(COST) & set(extra):
         devices = dict.fromkeys(run.device for run in runs)
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
+    if any(run.collapsed for run in runs):
+        notes[
+            f"{COLLAPSED} collapsed: in the last quarter of the stream nearly all answers are one "
+            "class, or no better than guessing."
+        ] = None
     if len({row.section for row in rows}) < 2:  # nothing to set apart
         rows = [replace(row, section="") for row in rows]
     heading = f"{first.benchmark}, {first.backbone}, severity {severity}"
@@ -167,7 +173,9 @@ def _row(group: Group, extra: tuple[Column, ...], intervals: bool) -> Row:
     beside = {**_costs(runs), **_qualities(runs)}
     cells += [Cell(beside[column.name]) for column in extra]
     section = FREE if runs[0].source_access == "none" else ASSISTED
-    return Row(group.label, group.method, len(runs), tuple(cells), section=section)
+    fallen = any(run.collapsed for run in runs)
+    label = f"{group.label} {COLLAPSED}" if fallen else group.label
+    return Row(label, group.method, len(runs), tuple(cells), section=section)
 
 
 def _error_cell(errors: Sequence[float], intervals: bool) -> Cell:

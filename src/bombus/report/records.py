@@ -62,6 +62,7 @@ class RunResult:
     calibration_error: float | None = None  # per cent; early runs do not say
     log_loss: float | None = None  # nats
     batches_to_adapt: float | None = None
+    collapsed: bool = False
 
 
 def read_run(path: Path) -> RunResult:
@@ -91,6 +92,7 @@ def read_run(path: Path) -> RunResult:
             source_access=str(stored["source_access"]),
             precision=str(stored["precision"]),
             device=str(stored["device"]),
+            collapsed=bool(stored.get("collapsed")),
             **{name: _optional(stored.get(name)) for name in QUALITY},
         )
     except KeyError as error:

@@ -182,7 +182,7 @@ def _long_head(column: Column) -> str:
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    | {"±": "$\\pm$", "<": "$<$", ">": "$>$"}
+    | {"±": "$\\pm$", "†": "$\\dagger$", "<": "$<$", ">": "$>$"}
 )
 
 
