@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bombus.errors import ConfigError
 from bombus.paper import Cell, Place
 from bombus.paper.cifar_cnn import show, table_cells
 
@@ -16,7 +17,10 @@ METHODS = ("source", "tent", "sar", "cotta", "vdp", "vida", "continual-mae", "be
 
 def cells(place: Place) -> list[Cell]:
     """One benchmark a call: CIFAR10-C, or with --benchmark cifar100-c the other."""
-    place = place.small(samples=100, batch_size=50)
-    if place.full and place.backbone is None:
+    if not place.full:
+        raise ConfigError(
+            "The embedded network is no transformer; add --scale full, with --weights of one."
+        )
+    if place.backbone is None:
         place = replace(place, backbone="vit-s4-32")
     return table_cells(place, METHODS, "cifar10-c")
