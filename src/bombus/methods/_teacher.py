@@ -6,7 +6,7 @@ Shapes: N images, C classes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,7 @@ class Teacher:
 
     def follow(self, student: nn.Module, momentum: float) -> None:
         """θ_t <- momentum θ_t + (1 - momentum) θ_s."""
-        with torch.no_grad():
-            for t, s in zip(self.model.parameters(), student.parameters(), strict=True):
-                t.lerp_(s, 1 - momentum)
+        move_towards(self.model.parameters(), student.parameters(), momentum)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.model.named_parameters()}
@@ -51,6 +49,12 @@ class Teacher:
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 p.copy_(state[name])
+
+
+def move_towards(slow: Iterable[Tensor], fast: Iterable[Tensor], momentum: float) -> None:
+    """slow <- momentum slow + (1 - momentum) fast, in place, one by one."""
+    with torch.no_grad():
+        torch._foreach_lerp_(list(slow), list(fast), 1 - momentum)
 
 
 def warm_up(

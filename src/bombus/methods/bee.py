@@ -29,6 +29,7 @@ from bombus.methods._optim import apply_gradients, make_optimizer
 from bombus.methods._passes import Pass, Passes
 from bombus.methods._shift import LevelDetector, ShiftDetector
 from bombus.methods._state import Weights
+from bombus.methods._teacher import move_towards
 from bombus.methods._warmup import shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
 
@@ -191,12 +192,8 @@ class Bee(Adapter):
     def follow(self) -> None:
         """Eq. 4: the teacher goes a little of the way to the student."""
         own = {**self.shallow, **self.deep.parameters}
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.teacher.values()),
-                [own[name] for name in self.teacher],
-                1 - self.config.momentum,
-            )
+        fast = (own[name] for name in self.teacher)
+        move_towards(self.teacher.values(), fast, self.config.momentum)
 
     def _gradients(self, loss: Tensor, *, keep_graph: bool = False) -> tuple[Tensor, ...]:
         if not loss.requires_grad:  # every part of it is switched off

@@ -53,7 +53,7 @@ from bombus.methods import register
 from bombus.methods._mean_teacher import require_colour_images, usable_batches
 from bombus.methods._optim import OptimizerName, descend, make_optimizer
 from bombus.methods._progress import with_progress
-from bombus.methods._teacher import Teacher
+from bombus.methods._teacher import Teacher, move_towards
 from bombus.methods.base import Adapter, BaseConfig, Source
 from bombus.methods.cotta import restore_some
 
@@ -180,10 +180,8 @@ class Vida(Adapter):
     def _follow(self) -> None:
         momenta = (self.config.momentum, self.config.adapter_momentum)
         parts = zip(by_part(self.teacher.model), by_part(self.model), momenta, strict=True)
-        with torch.no_grad():
-            for teachers, students, momentum in parts:
-                for t, s in zip(teachers, students, strict=True):
-                    t.lerp_(s, 1 - momentum)
+        for teachers, students, momentum in parts:
+            move_towards(teachers, students, momentum)
 
     def _restore(self) -> None:
         if self.config.restore:

@@ -68,5 +68,4 @@ def line(levels: tuple[int, ...], queue: bool, replay: bool) -> dict[str, Any]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
-    return write_tables([variants_table(heading, finished)], out)
+    return write_tables([variants_table(TITLE, finished)], out)

@@ -40,7 +40,6 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
     judged = [(f.cell.name, judge_alarms(read_batches(f.folders[0]))) for f in finished]
     note = "replays a run: " + ", ".join(f"{name} {j.alarms}" for name, j in judged) + "."
-    return write_tables([variants_table(heading, finished, [note])], out)
+    return write_tables([variants_table(TITLE, finished, [note])], out)

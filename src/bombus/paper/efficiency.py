@@ -8,7 +8,7 @@ from pathlib import Path
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import METHODS, runnable
 from bombus.paper.layout import write_tables
-from bombus.report.figures import COLOURS, drawing, save_pictures
+from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 from bombus.report.layout import make_tables
 
 TITLE = "Error against cost"
@@ -48,6 +48,5 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
         by_memory.set_xlabel("peak memory (MB)")
         by_time.set_ylabel("mean error (%)")
         for axes in (by_time, by_memory):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(color="#e4e4e4", linewidth=0.6)
+            clear_axes(axes)
         return save_pictures(figure, out / "figure")

@@ -12,7 +12,7 @@ from bombus.errors import ConfigError
 from bombus.forgetting import EMBEDDED
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.layout import variants_table, write_tables
-from bombus.report.figures import COLOURS, drawing, save_pictures
+from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 from bombus.report.records import RESULT
 
 TITLE = "Accuracy on clean source images after each domain"
@@ -43,14 +43,13 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
     curves = [_curve(f) for f in finished]
     notes = [
         f"{f.cell.name}: {before:.2f} % accuracy on clean images before the stream, "
         f"{after[-1]:.2f} % after it."
         for f, (before, _, after) in zip(finished, curves, strict=True)
     ]
-    tables = write_tables([variants_table(heading, finished, notes)], out)
+    tables = write_tables([variants_table(TITLE, finished, notes)], out)
     with drawing((9.0, 3.6)) as figure:
         axes = figure.add_subplot()
         for f, (before, names, after), colour in zip(finished, curves, COLOURS, strict=False):
@@ -68,8 +67,7 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
                 ha="right",
             )
         axes.set_ylabel("accuracy on clean images (%)")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+        clear_axes(axes)
         figure.legend(loc="outside upper right", ncols=3, frameon=False)
         return [*tables, *save_pictures(figure, out / "figure")]
 

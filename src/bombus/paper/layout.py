@@ -16,7 +16,9 @@ from bombus.report.table import to_latex, to_markdown, to_text
 TICK = "x"
 
 
-def variants_table(heading: str, finished: Sequence[Finished], notes: Sequence[str] = ()) -> Table:
+def variants_table(title: str, finished: Sequence[Finished], notes: Sequence[str] = ()) -> Table:
+    first = finished[0].runs[0]
+    heading = f"{title}, {first.benchmark}, {first.backbone}"
     names = list(dict.fromkeys(name for f in finished for name in f.cell.facts))
     columns = [Column(name, name, "cost", None) for name in names]
     columns.append(Column("mean", "mean error", "mean", 2))

@@ -19,7 +19,7 @@ from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import runnable
 from bombus.paper.layout import variants_table, write_tables
-from bombus.report.figures import COLOURS, drawing, save_pictures
+from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 
 TITLE = "The sample queue on other methods"
 CLAIM = "All other methods become worse with the sample queue, so it is not the extra steps alone."
@@ -63,8 +63,7 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
-    return [*write_tables([variants_table(heading, finished)], out), *_draw(finished, out)]
+    return [*write_tables([variants_table(TITLE, finished)], out), *_draw(finished, out)]
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
@@ -83,6 +82,6 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
             )
         axes.set_xticks(range(len(names)), names)
         axes.set_ylabel("mean error (%)")
-        axes.spines[["top", "right"]].set_visible(False)
+        clear_axes(axes)
         figure.legend(loc="outside upper right", ncols=2, frameon=False)
         return save_pictures(figure, out / "figure")

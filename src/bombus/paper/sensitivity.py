@@ -8,7 +8,7 @@ from pathlib import Path
 from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.layout import variants_table, write_tables
-from bombus.report.figures import COLOURS, drawing, save_pictures
+from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 
 TITLE = "Sensitivity to R, K, anchor period and pool size"
 CLAIM = (
@@ -38,8 +38,7 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
-    return [*write_tables([variants_table(heading, finished)], out), *_draw(finished, out)]
+    return [*write_tables([variants_table(TITLE, finished)], out), *_draw(finished, out)]
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
@@ -53,7 +52,6 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
             axes.errorbar(places, means, yerr=spread, color=COLOURS[0], marker="o", capsize=3)
             axes.set_xticks(list(places), [str(f.cell.facts["value"]) for f in own])
             axes.set_xlabel(sign)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+            clear_axes(axes)
         panels[0].set_ylabel("mean error (%)")
         return save_pictures(figure, out / "figure")

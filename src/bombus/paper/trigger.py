@@ -35,5 +35,4 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
         runs = f"{len(judged)} run{'s' if len(judged) > 1 else ''}"
         notes.append(f"{f.cell.facts['trigger']}: {total}, over {runs}.")
         pictures += loss_figure(f.folders[0], out / f"loss-{f.cell.name}")
-    heading = f"{TITLE}, {finished[0].runs[0].benchmark}, {finished[0].runs[0].backbone}"
-    return [*write_tables([variants_table(heading, finished, notes)], out), *pictures]
+    return [*write_tables([variants_table(TITLE, finished, notes)], out), *pictures]

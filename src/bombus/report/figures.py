@@ -194,11 +194,16 @@ def drawing(inches: tuple[float, float]) -> Iterator[Figure]:
         yield Figure(figsize=inches, layout="constrained")
 
 
+def clear_axes(axes: Axes) -> None:
+    """The common look: no box, light lines across."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+
+
 def draw_domains(axes: Axes, visits: Sequence[Visit], *, names: bool = True) -> None:
     """A light band behind every other domain, its name above, and the axes' common look."""
     axes.set_xlim(0, visits[-1].end)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+    clear_axes(axes)
     for number, visit in enumerate(visits):
         if number % 2 == 0:
             axes.axvspan(visit.start, visit.end, color="#f2f2f2", linewidth=0, zorder=0)
