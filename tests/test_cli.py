@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from PIL import Image
 from bombus.backbones import create
 from bombus.backbones.weights import save_weights
 from bombus.cli import COMMANDS, DATA_COMMANDS, main
+from bombus.data.benchmarks import BENCHMARKS
+from bombus.names import BenchmarkName
 
 SHORT = ["--samples", "20", "--batch-size", "10", "--domains", "fog"]
 
@@ -305,3 +307,7 @@ def test_warm_up_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     plot = ["plot", "loss", str(tmp_path / "run"), "--out", str(tmp_path / "loss")]
     main(plot)
     assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_the_benchmarks_of_the_command_line_are_those_there_are() -> None:
+    assert get_args(BenchmarkName) == tuple(BENCHMARKS)

@@ -15,7 +15,8 @@ from bombus.data.source import FolderBatches, SourceBatches
 from bombus.errors import DataError
 from bombus.methods.base import Adapter
 from bombus.metrics.error import count_errors
-from bombus.online import Precision, autocast
+from bombus.names import Precision
+from bombus.online import autocast
 
 IMAGES = 5000  # as in the paper
 EMBEDDED = Path("embedded")  # the demo's own

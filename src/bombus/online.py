@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from bombus.metrics.calibration import confidence_bins, log_loss
 from bombus.metrics.cost import timed
 from bombus.metrics.error import count_errors
 from bombus.metrics.passes import PassCounter
-
-Precision = Literal["fp32", "tf32", "bf16"]
+from bombus.names import Precision
 
 
 def adapt_online(

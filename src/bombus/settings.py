@@ -14,7 +14,7 @@ import torch
 from bombus.backbones.published import named_weights
 from bombus.errors import ConfigError, UnknownNameError
 from bombus.methods.base import Adapter, BaseConfig
-from bombus.online import Precision
+from bombus.names import Precision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from bombus.names import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,7 @@ def blocks(
     images: int = 50000,
     seed: int = 0,
     device: str = "auto",
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
 ) -> None:

@@ -7,11 +7,12 @@ import importlib.util
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from bombus.finding import Finding
+from bombus.names import BenchmarkName
 
 if TYPE_CHECKING:
     from bombus.settings import RunSettings
@@ -21,9 +22,7 @@ def doctor(
     *,
     model: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     method: str = "tent",
-    benchmark: Literal[
-        "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized", "folder"
-    ] = "demo",
+    benchmark: BenchmarkName = "demo",
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     data: Path | None = None,

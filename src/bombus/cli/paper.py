@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from bombus.names import ExperimentName, Precision
+
 if TYPE_CHECKING:
     from bombus.runs import Progress
 
 
 def paper(
-    name: Annotated[
-        Literal[
-            "imagenet",
-            "cifar-cnn",
-            "cifar-vit",
-            "ablation",
-            "ablation-car",
-            "queue-on-baselines",
-            "forgetting",
-            "sensitivity",
-            "trigger",
-            "efficiency",
-        ],
-        tyro.conf.Positional,
-    ],
+    name: Annotated[ExperimentName, tyro.conf.Positional],
     /,
     *,
     scale: Literal["demo", "full"] = "demo",
@@ -44,7 +32,7 @@ def paper(
     samples: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
 ) -> None:
     """Re-create a table or figure of the BEE paper: run what it takes, then lay it out.
 

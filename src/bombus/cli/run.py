@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 import tyro
 
+from bombus.names import BenchmarkName, Precision
+
 
 def run(
     method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")],
     /,
     *,
     out: Path,
-    benchmark: Literal[
-        "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized", "folder"
-    ] = "demo",
+    benchmark: BenchmarkName = "demo",
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     data: Path | None = None,
@@ -39,7 +39,7 @@ def run(
     clean: Path | None = None,
     seed: int = 1,
     device: str = "auto",
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = (),
     legacy_vida: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,

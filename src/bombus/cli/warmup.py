@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from bombus.names import Precision
+
 
 def warmup(
     method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="METHOD")] = "bee",
@@ -22,7 +24,7 @@ def warmup(
     batch_size: int | None = None,
     seed: int = 1,
     device: str = "auto",
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = (),
 ) -> None:
     """Warm BEE up on clean training images: codebooks and shallow blocks.

@@ -15,25 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 from bombus.errors import UnknownNameError
-from bombus.online import Precision
+from bombus.names import ExperimentName, Precision
 from bombus.report.records import RunResult
 from bombus.settings import RunSettings
 
-NAMES = (
-    "imagenet",
-    "cifar-cnn",
-    "cifar-vit",
-    "ablation",
-    "ablation-car",
-    "queue-on-baselines",
-    "forgetting",
-    "sensitivity",
-    "trigger",
-    "efficiency",
-)
+NAMES: tuple[str, ...] = get_args(ExperimentName)
 
 
 @dataclass(frozen=True, kw_only=True)
