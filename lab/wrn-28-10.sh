@@ -4,8 +4,10 @@
 #   WEIGHTS="shard1 shard2" DATA=cifar10-c SOURCE=cifar10 OUT=runs sh lab/wrn-28-10.sh PART...
 #   (DOUBLE: a folder made by lab/double.py)
 #
-#   rates    what adapts and how fast, on pairs of extra corruptions: DOUBLE=   6
-#   bee      bee, three seeds                                          about 2.5 minutes a seed (H200)
+# and how many minutes a part takes on an H200:
+#
+#   rates    what adapts and how fast, on pairs of extra corruptions   6
+#   bee      bee, one seed: SEED=1                                     2.5 and 1 to prepare it
 #   views    bee prepared without noise in its view                    2.5
 #   ladder   bee put together step by step, one seed: SEED=1           6
 #   car      when and how to replay, one seed: SEED=1                  18
@@ -63,7 +65,7 @@ for part in "$@"; do
           --cycles 2 --samples 5000 --source "$(prepared)"
       )
       ;;
-    bee) for seed in 1 2 3; do run bee bee "$seed"; done ;;
+    bee) (SOURCE=$(prepared) && run bee bee "$SEED") ;;
     views) run bee bee-without-noise "$SEED" warmup_view=turned ;;
     ladder) paper ablation --source "$(prepared)" ;;
     car) paper ablation-car --source "$(prepared)" ;;
