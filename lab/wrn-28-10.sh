@@ -7,6 +7,7 @@
 # and how many minutes a part takes on an H200:
 #
 #   rates    what adapts and how fast, on pairs of extra corruptions   6
+#   long     the same and replay, three longer visits                  8
 #   bee      bee, one seed: SEED=1                                     2.5 and 1 to prepare it
 #   views    bee prepared without noise in its view                    2.5
 #   ladder   bee put together step by step, one seed: SEED=1           6
@@ -47,6 +48,15 @@ sweep() { # VARIANTS OPTIONS...
     --data "$DATA" --precision bf16 --seed "$SEED" --out "$OUT/$variants-seed$SEED.jsonl" "$@"
 }
 
+pairs() { # VARIANTS OPTIONS... on pairs of extra corruptions
+  (
+    DATA=$DOUBLE
+    sweep "$@" --source "$(prepared)" --domains speckle_noise+gaussian_blur \
+      spatter+gaussian_blur saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise \
+      spatter+saturate
+  )
+}
+
 prepared() { # one file for all variants of a sweep: every level has codes, the last one counts
   file="$OUT/prepared-seed$SEED.safetensors"
   # shellcheck disable=SC2086
@@ -57,14 +67,8 @@ prepared() { # one file for all variants of a sweep: every level has codes, the 
 
 for part in "$@"; do
   case $part in
-    rates)
-      ( # a folder of its own: not for the parts that follow
-        DATA=$DOUBLE
-        sweep rates --domains speckle_noise+gaussian_blur spatter+gaussian_blur \
-          saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise spatter+saturate \
-          --cycles 2 --samples 5000 --source "$(prepared)"
-      )
-      ;;
+    rates) pairs rates --cycles 2 --samples 5000 ;;
+    long) pairs long --cycles 3 --samples 6000 ;;
     bee) (SOURCE=$(prepared) && run bee bee "$SEED") ;;
     views) run bee bee-without-noise "$SEED" warmup_view=turned ;;
     ladder) paper ablation --source "$(prepared)" ;;
