@@ -8,6 +8,7 @@
 #
 #   rates    what adapts and how fast, on pairs of extra corruptions   6
 #   long     the same and replay, three longer visits                  8
+#   gentle   kinds of replay and cheaper steps, as long                8
 #   bee      bee, one seed: SEED=1                                     2.5 and 1 to prepare it
 #   views    bee prepared without noise in its view                    2.5
 #   ladder   bee put together step by step, one seed: SEED=1           6
@@ -68,7 +69,7 @@ prepared() { # one file for all variants of a sweep: every level has codes, the 
 for part in "$@"; do
   case $part in
     rates) pairs rates --cycles 2 --samples 5000 ;;
-    long) pairs long --cycles 3 --samples 6000 ;;
+    long | gentle) pairs "$part" --cycles 3 --samples 6000 ;;
     bee) (SOURCE=$(prepared) && run bee bee "$SEED") ;;
     views) run bee bee-without-noise "$SEED" warmup_view=turned ;;
     ladder) paper ablation --source "$(prepared)" ;;

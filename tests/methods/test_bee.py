@@ -91,9 +91,9 @@ class Reference:
         self.codes_s = {j: c.numpy().copy() for j, c in bee.codebooks.student.items()}
         self.codes_t = {j: c.numpy().copy() for j, c in bee.codebooks.teacher.items()}
         self.queue = {j: q.numpy().copy() for j, q in bee.codebooks.queue.items()}
-        self.names = list(bee.shallow)
-        self.m = {n: torch.zeros_like(p) for n, p in bee.shallow.items()}
-        self.v = {n: torch.zeros_like(p) for n, p in bee.shallow.items()}
+        self.names = list(bee.adapted)
+        self.m = {n: torch.zeros_like(p) for n, p in bee.adapted.items()}
+        self.v = {n: torch.zeros_like(p) for n, p in bee.adapted.items()}
         self.steps = 0
 
     def adam(self, gradients: dict[str, Tensor]) -> None:
@@ -160,18 +160,20 @@ def test_algorithm_1_by_hand(steps: int) -> None:
     reference = Reference(bee)
     for x in images(3 + steps)[3:]:
         torch.testing.assert_close(bee(x), reference.step(x), rtol=1e-9, atol=1e-9)
-    for name in bee.shallow:
-        mine, theirs = bee.shallow[name], reference.student.get_parameter(name)
+    for name in bee.adapted:
+        mine, theirs = bee.adapted[name], reference.student.get_parameter(name)
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(
             bee.teacher[name], reference.teacher.get_parameter(name), rtol=1e-8, atol=1e-9
         )
 
 
-def test_replay_by_hand() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_replay_by_hand(share: float) -> None:
     """Eqs. 10-13 in explicit loops, against the student a replay leaves behind."""
     still = {"lr": 0.0, "entropy_weight": 0.0}  # so that only the replay moves the student
-    bee = paper_bee(replay_every=5, complementary=2, anchor_period=1, **still)
+    replay = {"replay_every": 5, "complementary": 2, "anchor_period": 1, "replay_share": share}
+    bee = paper_bee(**replay, **still)
     x = images(1)[0]
     generator = torch.Generator().manual_seed(9)
     for _ in range(4):  # four different anchors, made by hand
@@ -187,7 +189,7 @@ def test_replay_by_hand() -> None:
     def probabilities(flat: Tensor) -> np.ndarray:
         model = deepcopy(bee.model)
         start = 0
-        for name in bee.shallow:
+        for name in bee.adapted:
             p = model.get_parameter(name)
             p.data.copy_(flat[start : start + p.numel()].view_as(p))
             start += p.numel()
@@ -211,6 +213,7 @@ def test_replay_by_hand() -> None:
     sums = [sum(distance(p, q) for q in outputs) for p in outputs]
     weights = [np.exp(s) / sum(np.exp(t) for t in sums) for s in sums]
     expected = sum(w * flat for w, flat in zip(weights, chosen, strict=True))
+    expected = student + share * (expected - student)
     merged = torch.cat([p.detach().flatten() for p in bee.parameters])
     torch.testing.assert_close(merged, expected, rtol=1e-9, atol=1e-9)
     (event,) = bee.last.events
@@ -232,12 +235,12 @@ def test_costs_as_the_paper_counts_them() -> None:
 
 @pytest.mark.parametrize("kind", ["batchnorm", "groupnorm", "vit"])
 def test_only_shallow_blocks_change_and_exist_twice(kind: str) -> None:
-    bee = Bee(make_tiny(kind), source=noise_batches(4))
+    bee = Bee(make_tiny(kind), Bee.Config(adapts="shallow"), source=noise_batches(4))
     before = {k: p.detach().clone() for k, p in bee.model.named_parameters()}
     for x in noise_batches(3):
         bee(x)
     changed = {k for k, p in bee.model.named_parameters() if not torch.equal(p, before[k])}
-    assert changed == set(bee.shallow) == set(bee.teacher)
+    assert changed == set(bee.adapted) == set(bee.teacher)
     prefixes = {"batchnorm": "block1.", "groupnorm": "layer1.", "vit": "blocks."}
     assert all(name.startswith(prefixes[kind]) for name in changed)
     assert len(changed) < len(before) / 1.5
@@ -265,17 +268,18 @@ def test_warm_up_is_kept_and_read_back(tmp_path: Path) -> None:
         assert torch.equal(read(x), warm(x))
 
 
-@pytest.mark.parametrize("blocks", ["shallow", "all"])
+@pytest.mark.parametrize("blocks", ["adapting", "all"])
 def test_warm_up_moves_codes_and_blocks(blocks: Any) -> None:
     model = make_tiny("batchnorm")
-    bee = Bee(model, Bee.Config(warmup_blocks=blocks), source=noise_batches(6))
+    config = Bee.Config(adapts="shallow", warmup_blocks=blocks)
+    bee = Bee(model, config, source=noise_batches(6))
     source = dict(model.named_parameters())
     moved = {n for n, p in bee.model.named_parameters() if not torch.equal(p, source[n])}
     assert moved == {
-        n for n in source if n.startswith("block1." if blocks == "shallow" else "block")
+        n for n in source if n.startswith("block1." if blocks == "adapting" else "block")
     }
-    assert not any(p.requires_grad for n, p in bee.model.named_parameters() if n not in bee.shallow)
-    for name, p in bee.shallow.items():  # both go on from the teacher's average
+    assert not any(p.requires_grad for n, p in bee.model.named_parameters() if n not in bee.adapted)
+    for name, p in bee.adapted.items():  # both go on from the teacher's average
         assert torch.equal(p, bee.teacher[name])
     for level in bee.levels:
         codes = bee.codebooks.student[level]
@@ -325,7 +329,7 @@ def test_a_warm_up_serves_other_splits_and_fewer_levels(tmp_path: Path) -> None:
 
 def test_prepared_deep_blocks_are_saved_once_and_come_back(tmp_path: Path) -> None:
     model, batches = make_tiny("batchnorm"), noise_batches(8)
-    bee = Bee(model, source=batches[:3])
+    bee = Bee(model, Bee.Config(adapts="shallow"), source=batches[:3])
     deep = {n: p.detach().clone() for n, p in bee.deep.parameters.items()}
     for x in batches[3:6]:
         bee(x)
@@ -383,7 +387,8 @@ def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> 
     elif damage == "other levels":
         config, words = Bee.Config(levels=(1, 2)), "without level 1"
     elif damage == "other blocks":
-        config, words = Bee.Config(warmup_blocks="shallow"), "with the same warmup_blocks"
+        config = Bee.Config(adapts="shallow", warmup_blocks="adapting")
+        words = "with the same warmup_blocks"
     else:
         config, words = Bee.Config(codes=31), "was made with codes=256"
     with pytest.raises(CheckpointError, match=words) as caught:
@@ -414,8 +419,9 @@ def test_default_shallow_blocks() -> None:
     [
         {"levels": ()},
         {"views": "one", "student_view": "none"},
-        {"prediction_weight": 0.0, "warmup_blocks": "shallow"},
+        {"prediction_weight": 0.0, "adapts": "shallow", "warmup_blocks": "adapting"},
         {"replay_every": 2, "replay_teacher": True},
+        {"replay_every": 2, "replay_share": 0.25},
         {"replay": "average", "replay_every": 2},
         {"replay": "source", "replay_every": 3},
         {"code_start": "random", "tau_teacher": (0.001,)},

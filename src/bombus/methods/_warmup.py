@@ -1,4 +1,4 @@
-"""BEE's warm-up on source images: codebooks and shallow blocks, once, kept as a file.
+"""BEE's warm-up on source images: codebooks and blocks, once, kept as a file.
 
 The paper follows RMT's warm-up (50,000 images, learning rate rising from 0, student and teacher
 held together by a symmetric cross-entropy), but trains only the shallow blocks and the codebooks,
@@ -132,7 +132,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     with torch.no_grad():
         for name, p in trained.items():
             p.copy_(bee.teacher[name])
-    bee.teacher = {name: p.detach().clone() for name, p in bee.shallow.items()}
+    bee.teacher = {name: p.detach().clone() for name, p in bee.adapted.items()}
     for p in bee.deep.parameters.values():
         p.requires_grad_(False)
     bee.deep.changed = bool(bee.deep.parameters)
@@ -193,7 +193,7 @@ def load_warmup(bee: Bee, path: Path) -> None:
         raise CheckpointError(
             f"The warm-up {path} was made for {len(header['config']['trained'])} parameters, this "
             f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
-            "warmup_blocks and shallow blocks."
+            "warmup_blocks, adapts and shallow."
         )
     bee.source_bytes = header["source_bytes"]
     _fill(bee, tensors)
@@ -221,8 +221,8 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
 
 
 def _trained(bee: Bee) -> dict[str, torch.nn.Parameter]:
-    """What a warm-up trains: the shallow blocks, and the deep ones where they are prepared."""
-    return {**bee.shallow, **bee.deep.parameters}
+    """What a warm-up trains: the blocks that adapt, and the others where they are prepared."""
+    return {**bee.adapted, **bee.deep.parameters}
 
 
 def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:

@@ -1,11 +1,11 @@
-"""BEE: a mean teacher whose shallow blocks follow a multi-level consistency loss, with replay.
+"""BEE: a mean teacher that follows a multi-level consistency loss, with replay.
 
 Yang, Wen, Ma, Xu, Learn Faster and Remember More: Balancing Exploration and Exploitation for
 Continual Test-time Adaptation, 2025, https://arxiv.org/abs/2508.12643; no code published.
 
 `bee-paper` is Algorithm 1 read literally, `bee` what works best here; see docs/bee.md.
-Student and teacher are one network: the deep blocks exist once, the teacher is a second set of
-shallow parameters that the network is called with, and so is every anchor.
+Student and teacher are one network: what does not adapt exists once, the teacher is a second set
+of the parameters that do, which the network is called with, and so is every anchor.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Bee(Adapter):
         use_batch_statistics(self.model)
         self.blocks = find_blocks(self.model, config.blocks or None)
         self.levels = config.resolve_levels(self.blocks)
-        shallow = config.shallow or shallow_blocks(self.blocks)
-        self.shallow = block_parameters(self.model, shallow)
-        for parameter in self.shallow.values():
+        adapting = self.blocks if config.adapts == "all" else shallow_blocks(self.blocks)
+        self.adapted = block_parameters(self.model, config.shallow or adapting)
+        for parameter in self.adapted.values():
             parameter.requires_grad_(True)
-        self.parameters = list(self.shallow.values())
-        self.teacher = {name: p.detach().clone() for name, p in self.shallow.items()}
+        self.parameters = list(self.adapted.values())
+        self.teacher = {name: p.detach().clone() for name, p in self.adapted.items()}
         prepared = block_parameters(
             self.model, self.blocks if config.warmup_blocks == "all" else ()
         )
-        self.deep = Weights({n: p for n, p in prepared.items() if n not in self.shallow})
+        self.deep = Weights({n: p for n, p in prepared.items() if n not in self.adapted})
         self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
@@ -191,7 +191,7 @@ class Bee(Adapter):
 
     def follow(self) -> None:
         """Eq. 4: the teacher goes a little of the way to the student."""
-        own = {**self.shallow, **self.deep.parameters}
+        own = {**self.adapted, **self.deep.parameters}
         fast = (own[name] for name in self.teacher)
         move_towards(self.teacher.values(), fast, self.config.momentum)
 
@@ -232,8 +232,8 @@ class Bee(Adapter):
                 config.complementary,
                 plain_average=config.replay == "average",
             )
-        for name, value in unflatten(merged, self.shallow).items():
-            self.shallow[name].copy_(value)
+        for name, value in unflatten(merged, self.adapted).items():
+            self.adapted[name].lerp_(value.to(self.adapted[name]), config.replay_share)
             if config.replay_teacher:
                 self.teacher[name].copy_(value)
         self.event(
@@ -245,7 +245,7 @@ class Bee(Adapter):
 
     def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
         here = flat.to(self.parameters[0])  # an anchor may lie on the host, in half precision
-        logits = self.passes(views, unflatten(here, self.shallow)).logits
+        logits = self.passes(views, unflatten(here, self.adapted)).logits
         return at_least_single(self.passes.mean(logits)).log_softmax(1)
 
     # Passes
