@@ -14,7 +14,7 @@ from bombus.cli import main
 from bombus.errors import ConfigError
 from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
-from bombus.paper.run import run_cells
+from bombus.paper.run import folder_of, for_seed, run_cells
 from bombus.report.triggers import judge
 from bombus.settings import make_config
 from tiny import make_adapter, make_tiny, noise_batches, tree_hash
@@ -91,7 +91,7 @@ def test_no_cell_is_run_twice_after_an_interruption(
     execute = Run.execute
 
     def interrupted(self: Run, out: Path, **options: Any) -> dict[str, Any]:
-        begun.append(out.name)
+        begun.append(self.settings.method + str(self.settings.seed))
         if len(begun) == 3:
             raise KeyboardInterrupt
         return execute(self, out, **options)
@@ -100,9 +100,42 @@ def test_no_cell_is_run_twice_after_an_interruption(
     with pytest.raises(KeyboardInterrupt):
         run_cells(cells, (1, 2), tmp_path)
     finished = run_cells(cells, (1, 2), tmp_path)
-    assert begun == ["a-seed1", "b-seed1", "a-seed2", "a-seed2", "b-seed2"]
+    assert begun == ["tent1", "bn1", "tent2", "tent2", "bn2"]
     assert [len(f.runs) for f in finished] == [2, 2]
     assert {run.seed for f in finished for run in f.runs} == {1, 2}
+
+
+def test_cells_of_the_same_settings_are_one_run(tmp_path: Path) -> None:
+    place = Place(samples=4, batch_size=2)
+    plain, spelt, other = (
+        replace(place.settings("tent", "cifar10-c", **chosen), domains=("fog",))
+        for chosen in ({}, {"lr": "1e-3"}, {"lr": 1e-4})
+    )
+    finished = run_cells([Cell("a", plain), Cell("b", spelt), Cell("c", other)], (1,), tmp_path)
+    folders = [f.folders for f in finished]
+    assert folders[0] == folders[1] != folders[2]
+    assert len(list(tmp_path.iterdir())) == 2
+    # Whatever else is asked for, or the same of other files, is another run.
+    for change in ({"samples": 6}, {"source": Path("a")}, {"weights": (Path("w.pt"),)}):
+        cell = Cell("d", replace(plain, **change))  # type: ignore[arg-type]
+        assert folder_of(cell, 1, tmp_path) not in {f for fs in folders for f in fs}
+
+
+def test_bee_itself_is_run_once_for_all_tables() -> None:
+    bee = Cell("bee", FULL.settings("bee", "cifar10-c", replay="weighted"))
+    shared = folder_of(bee, 1, Path())
+    for name in ("ablation", "ablation-car", "sensitivity", "trigger"):
+        cells = find_experiment(name).cells(FULL)
+        assert shared in {folder_of(cell, 1, Path()) for cell in cells}, name
+
+
+def test_each_seed_may_have_a_warm_up_of_its_own() -> None:
+    place = replace(FULL, warmup=Path("warm/seed{seed}.safetensors"))
+    settings = place.settings("bee", "cifar10-c")
+    assert for_seed(settings, 3).source == Path("warm/seed3.safetensors")
+    assert for_seed(replace(settings, source=None), 3).source is None
+    for other in ("rmt", "bee-paper"):  # which is prepared otherwise
+        assert place.settings(other, "cifar10-c").source == FULL.source
 
 
 def test_the_demo_scale_has_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,11 +23,13 @@ def paper(
     seeds: int = 1,
     first_seed: int = 1,
     out: Path | None = None,
+    runs: Path | None = None,
     benchmark: Literal["cifar10-c", "cifar100-c", "imagenet-c"] | None = None,
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),
     data: Path | None = None,
     source: Path | None = None,
+    warmup: Path | None = None,
     clean: Path | None = None,
     samples: int | None = None,
     batch_size: int | None = None,
@@ -36,8 +38,8 @@ def paper(
 ) -> None:
     """Re-create a table or figure of the BEE paper: run what it takes, then lay it out.
 
-    Writes OUT/results.json, OUT/table.txt, .md and .tex, the figure as .svg and .png, and the runs
-    below OUT/runs. Called again, it goes on where it stopped: no run is made twice.
+    Writes OUT/results.json, OUT/table.txt, .md and .tex, and the figure as .svg and .png. Called
+    again, it goes on where it stopped: no run is made twice, nor one that another table has made.
 
     Examples:
         bombus paper ablation
@@ -49,12 +51,15 @@ def paper(
         seeds: how many; tables of several give 95 % intervals.
         first_seed: of those; one machine may make seed 1, another seed 2, a last call lays out all.
         out: folder; by default paper/NAME-SCALE.
+        runs: folder of the runs, which tables may share; by default paper/runs, or OUT/runs where
+            an OUT was given.
         benchmark: in full: other images than the experiment's own.
         backbone: the network, if not the benchmark's own.
         weights: in full: the trained network's file or shards, or a published name.
         data: in full: folder of the benchmark's images; by default where `bombus data` puts them.
-        source: clean training images, or a warm-up file; without it methods that cannot do without
-            source data are left out.
+        source: clean training images; without them methods that cannot do without are left out.
+        warmup: BEE's preparation, made by `bombus warmup`, in the place of source images; "{seed}"
+            in its name stands for each seed.
         clean: of forgetting, in full: folder of clean test images.
         samples: images a domain; by default all in full, few in the demo.
         batch_size: by default the published one in full, smaller in the demo.
@@ -82,6 +87,7 @@ def paper(
         weights=weights,
         data=data,
         source=source,
+        warmup=warmup,
         clean=clean,
         samples=samples,
         batch_size=batch_size,
@@ -89,6 +95,7 @@ def paper(
         device=device,
     )
     folder = out or Path("paper") / f"{name}-{scale}"
+    shelf = runs or (Path("paper") if out is None else out) / "runs"
 
     @contextmanager
     def watching(title: str) -> Iterator[Callable[[Progress], None]]:
@@ -96,9 +103,9 @@ def paper(
             yield view.update
 
     chosen = range(first_seed, first_seed + seeds)
-    finished = run_cells(experiment.cells(place), chosen, folder / "runs", watching)
+    finished = run_cells(experiment.cells(place), chosen, shelf, watching)
     paths = [write_results(experiment.TITLE, experiment.CLAIM, finished, folder)]
     paths += experiment.show(finished, folder)
     say((folder / "table.txt").read_text())
     say(f"The paper: {experiment.CLAIM}")
-    say(f"Written to {folder}: {', '.join(p.name for p in paths)}, runs/")
+    say(f"Written to {folder}: {', '.join(p.name for p in paths)}; the runs are in {shelf}.")

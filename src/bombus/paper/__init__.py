@@ -34,7 +34,8 @@ class Place:
     backbone: str | None = None
     weights: tuple[Path, ...] = ()
     data: Path | None = None
-    source: Path | None = None  # clean training images, or a warm-up file
+    source: Path | None = None  # clean training images
+    warmup: Path | None = None  # `bee`'s preparation as a file, in the place of source images
     clean: Path | None = None  # clean test images, for what was forgotten
     samples: int | None = None
     batch_size: int | None = None
@@ -49,7 +50,7 @@ class Place:
             backbone=self.backbone,
             weights=self.weights,
             data=self.data,
-            source=self.source,
+            source=self.warmup if method == "bee" and self.warmup else self.source,
             samples=self.samples,
             batch_size=self.batch_size,
             precision=self.precision,
@@ -70,7 +71,7 @@ class Place:
 class Cell:
     """One run of an experiment, for every seed."""
 
-    name: str  # of its folder
+    name: str  # in tables
     settings: RunSettings
     facts: dict[str, Any] = field(default_factory=dict)  # what sets it apart, by column
     published: float | None = None  # the paper's mean error of it, on its own benchmark

@@ -23,7 +23,8 @@ def cells(place: Place) -> list[Cell]:
 
     def cell(name: str, trigger: str, merging: str, printed: float, **chosen: object) -> Cell:
         facts = {"trigger": trigger, "merging": merging}
-        return Cell(name, place.settings("bee", "cifar10-c", **chosen), facts, printed)
+        settings = place.settings("bee", "cifar10-c", **{"replay": "weighted", **chosen})
+        return Cell(name, settings, facts, printed)
 
     # Intervals are counted in the paper's 1,170 batches; a shorter stream has shorter ones.
     scale = 1 if place.full else 8

@@ -28,7 +28,7 @@ def cells(place: Place) -> list[Cell]:
             "own files, or ImageNet's validation images as class/image)."
         )
     variants: tuple[tuple[str, str, dict[str, str]], ...] = (
-        ("bee", "bee", {}),
+        ("bee", "bee", {"replay": "weighted"}),
         ("bee-no-replay", "bee", {"replay": "off"}),
         ("tent", "tent", {}),
     )
@@ -36,7 +36,7 @@ def cells(place: Place) -> list[Cell]:
         Cell(
             name,
             replace(place.settings(method, "cifar10-c", **chosen), clean=clean),
-            {"method": method, "replay": "off" if chosen else ""},
+            {"method": method, "replay": chosen.get("replay") == "weighted"},
         )
         for name, method, chosen in variants
     ]

@@ -65,6 +65,7 @@ def write_results(title: str, claim: str, finished: Sequence[Finished], out: Pat
             "interval": half_width(f.means),
             "by_seed": {run.seed: run.mean_error for run in f.runs},
             "published": f.cell.published,
+            "runs": [folder.name for folder in f.folders],
             "settings": {k: v for k, v in f.cell.settings.to_dict().items() if k != "seed"},
         }
         for f in finished

@@ -1,7 +1,13 @@
-"""Running an experiment's cells: each once, whatever interrupts, with the time that is left."""
+"""Running an experiment's cells: each once, whatever interrupts, with the time that is left.
+
+A run's folder is named after its settings, so experiments that share a folder of runs share the
+runs too: BEE as it is stands in six of the ten.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,14 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bombus.data.benchmarks import find_benchmark
-from bombus.paper import Cell, Finished
+from bombus.methods import find_method
+from bombus.paper import Cell, Finished, as_text
 from bombus.report.records import RESULT, read_run
+from bombus.settings import RunSettings, make_config
 
 if TYPE_CHECKING:
     from bombus.data.images import ImageSet
     from bombus.runs import Progress
 
 Watcher = Callable[["Progress"], None]
+SEED = "{seed}"  # in the name of a warm-up file: each seed has its own
 
 
 def _unwatched(_: str) -> AbstractContextManager[Watcher | None]:
@@ -27,10 +36,10 @@ def _unwatched(_: str) -> AbstractContextManager[Watcher | None]:
 def run_cells(
     cells: Sequence[Cell],
     seeds: Sequence[int],
-    out: Path,
+    runs: Path,
     watching: Callable[[str], AbstractContextManager[Watcher | None]] = _unwatched,
 ) -> list[Finished]:
-    """Every cell with every seed, in folders below `out`; what is finished there is not run again.
+    """Every cell with every seed, in folders below `runs`; what is finished is not run again.
 
     Args:
         watching: given what is run next and how long the rest will take, a context whose value is
@@ -38,13 +47,13 @@ def run_cells(
     """
     from bombus.runs import Run
 
-    jobs = [(cell, seed, out / f"{cell.name}-seed{seed}") for seed in seeds for cell in cells]
-    waiting = [job for job in jobs if not (job[2] / RESULT).is_file()]
+    jobs = {folder_of(cell, seed, runs): (cell, seed) for seed in seeds for cell in cells}
+    waiting = {folder: job for folder, job in jobs.items() if not (folder / RESULT).is_file()}
     done = len(jobs) - len(waiting)
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
     begun = time.perf_counter()
-    for number, (cell, seed, folder) in enumerate(waiting):
-        settings = replace(cell.settings, seed=seed)
+    for number, (folder, (cell, seed)) in enumerate(waiting.items()):
+        settings = for_seed(cell.settings, seed)
         place = f"{done + number + 1}/{len(jobs)}"
         left = _time_left(time.perf_counter() - begun, number, len(waiting))
         key = (settings.benchmark, settings.data)
@@ -52,11 +61,33 @@ def run_cells(
             images[key] = find_benchmark(settings.benchmark).open(settings.data)
         with watching(f"{place} {cell.name}{left}") as watch:
             Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
-    return [_finished(cell, seeds, out) for cell in cells]
+    return [_finished(cell, seeds, runs) for cell in cells]
 
 
-def _finished(cell: Cell, seeds: Sequence[int], out: Path) -> Finished:
-    folders = tuple(out / f"{cell.name}-seed{seed}" for seed in seeds)
+def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
+    """The same for cells of the same settings, however they are spelt and wherever files lie."""
+    asked = {k: v for k, v in essential(cell.settings).to_dict().items() if k != "seed"}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return runs / f"{cell.settings.method}-{digest[:10]}-seed{seed}"
+
+
+def essential(settings: RunSettings) -> RunSettings:
+    """Without what the method would have chosen anyway."""
+    method = find_method(settings.method)
+    benchmark = find_benchmark(settings.benchmark).settings_name
+    own = make_config(method, benchmark, replace(settings, set={}))
+    chosen = make_config(method, benchmark, settings)
+    changed = {n for n in settings.set if getattr(own, n) != getattr(chosen, n)}
+    return replace(settings, set={n: as_text(getattr(chosen, n)) for n in sorted(changed)})
+
+
+def for_seed(settings: RunSettings, seed: int) -> RunSettings:
+    source = settings.source and Path(str(settings.source).replace(SEED, str(seed)))
+    return replace(essential(settings), seed=seed, source=source)
+
+
+def _finished(cell: Cell, seeds: Sequence[int], runs: Path) -> Finished:
+    folders = tuple(folder_of(cell, seed, runs) for seed in seeds)
     return Finished(cell, folders, tuple(map(read_run, folders)))
 
 

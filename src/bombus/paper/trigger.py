@@ -17,10 +17,9 @@ CLAIM = "The loss spikes where the domain changes, and the trigger finds those s
 
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=400, batch_size=50)
-    ours = place.settings("bee", "cifar10-c")
-    papers = place.settings(
-        "bee", "cifar10-c", trigger="z-score", threshold=1.5, window=100, window_minimum=20
-    )
+    rule = {"trigger": "z-score", "threshold": 1.5, "window": 100, "window_minimum": 20}
+    ours = place.settings("bee", "cifar10-c", replay="weighted")
+    papers = place.settings("bee", "cifar10-c", replay="weighted", **rule)
     return [
         Cell("level", ours, {"trigger": "change of level (ours)"}),
         Cell("z-score", papers, {"trigger": "z-score (the paper's)"}),
