@@ -4,7 +4,7 @@
         --source CIFAR10 --domains extra --samples 2000 --cycles 2 --precision bf16
 
 VARIANTS is a JSON object: name -> settings of the method, as in `--set` ("source": another source,
-such as a warm-up file, for this variant alone). Each line of --out is one
+such as a warm-up file, "method": another method, for this variant alone). Each line of --out is one
 variant's result with everything needed to run it again. Several processes share the work with
 --part 0/3, 1/3, 2/3. Settings are chosen on the extra corruptions, never on the 15 test domains.
 """
@@ -94,7 +94,7 @@ def main() -> None:
             continue
         chosen = dict(chosen)
         settings = RunSettings(
-            method=options.method,
+            method=chosen.pop("method", options.method),
             benchmark=options.benchmark,
             backbone=options.backbone,
             weights=tuple(options.weights),

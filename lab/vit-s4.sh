@@ -4,7 +4,7 @@
 #   WEIGHTS=cifar10-vit-s4.safetensors DATA=cifar10-c EXTRA=extras SOURCE=cifar10 OUT=runs \
 #     sh lab/vit-s4.sh PART...
 #
-#   choose   settings of bee, on the extra corruptions, two visits of 10 batches
+#   choose   settings, on the extra corruptions, two visits of 10 batches
 #   all      every method, one seed: SEED=1
 set -e
 SEED=${SEED:-1}
@@ -14,10 +14,13 @@ mkdir -p "$OUT"
 for part in "$@"; do
   case $part in
     choose)
-      # shellcheck disable=SC2086
-      $PYTHON lab/sweep.py lab/variants/vit.json --benchmark cifar10-c --backbone vit-s4-32 \
-        --weights $WEIGHTS --data "$EXTRA" --source "$SOURCE" --samples 2000 --cycles 2 \
-        --precision bf16 --seed "$SEED" --out "$OUT/vit-seed$SEED.jsonl"
+      for variants in vit vit-rivals; do
+        # shellcheck disable=SC2086
+        $PYTHON lab/sweep.py "lab/variants/$variants.json" --benchmark cifar10-c \
+          --backbone vit-s4-32 --weights $WEIGHTS --data "$EXTRA" --source "$SOURCE" \
+          --samples 2000 --cycles 2 --precision bf16 --seed "$SEED" \
+          --out "$OUT/$variants-seed$SEED.jsonl"
+      done
       ;;
     all)
       for method in source tent sar vdp vida continual-mae bee bee-paper cotta; do

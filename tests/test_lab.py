@@ -14,13 +14,14 @@ VARIANTS = sorted((Path(__file__).parents[1] / "lab" / "variants").glob("*.json"
 
 
 @pytest.mark.parametrize("path", VARIANTS, ids=lambda path: path.stem)
-def test_variants_are_settings_of_bee(path: Path) -> None:
+def test_variants_are_settings_of_their_method(path: Path) -> None:
     variants = json.loads(path.read_text())
     assert variants
     for chosen in variants.values():
         values = {
             k: ",".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in chosen.items()
         }
-        settings = RunSettings(method="bee", benchmark="cifar10-c", set=values)
-        config = make_config(find_method("bee"), "cifar10-c", settings)
+        name = values.pop("method", "bee")
+        settings = RunSettings(method=name, benchmark="cifar10-c", set=values)
+        config = make_config(find_method(name), "cifar10-c", settings)
         assert all(hasattr(config, name) for name in values)

@@ -420,7 +420,6 @@ def test_default_shallow_blocks() -> None:
         {"levels": ()},
         {"views": "one", "student_view": "none"},
         {"prediction_weight": 0.0, "adapts": "shallow", "warmup_blocks": "adapting"},
-        {"replay_every": 2, "replay_teacher": True},
         {"replay_every": 2, "replay_share": 0.25},
         {"replay": "average", "replay_every": 2},
         {"replay": "source", "replay_every": 3},

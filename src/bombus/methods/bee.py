@@ -234,8 +234,6 @@ class Bee(Adapter):
             )
         for name, value in unflatten(merged, self.adapted).items():
             self.adapted[name].lerp_(value.to(self.adapted[name]), config.replay_share)
-            if config.replay_teacher:
-                self.teacher[name].copy_(value)
         self.event(
             "replay",
             anchors=[self.anchors.numbers[i] for i in chosen],
