@@ -94,8 +94,8 @@ class BeeConfig(BaseConfig):
     replay_every: int = 0
     """0: when the loss spikes. Else every so many batches (the paper's fixed interval)."""
     replay_share: float = 1.0
-    """Ours: how far the student goes to the merged parameters. Paper: all the way. (That the teacher
-    goes along harmed: extras, WRN-28-10, 9.2 to 9.4.)"""
+    """Ours: how far the student goes to the merged parameters. Paper: all the way. (The teacher
+    going along did harm: extras, WRN-28-10, 9.2 to 9.4.)"""
     anchors: int = 50
     """C_a. Paper: 50; the warmed-up student is the first and is never dropped."""
     anchor_storage: Literal["auto", "device", "host"] = "auto"
