@@ -14,6 +14,7 @@ from bombus.cli import main
 from bombus.errors import ConfigError
 from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
+from bombus.paper.layout import write_variants
 from bombus.paper.run import folder_of, for_seed, run_cells
 from bombus.report.triggers import judge
 from bombus.settings import make_config
@@ -71,12 +72,37 @@ def test_an_experiment_from_the_command_line(
         assert cell["interval"] is None
     tables = {(tmp_path / f"table.{kind}").read_text() for kind in ("txt", "md", "tex")}
     assert len(tables) == 3
+    main(["compare", str(tmp_path / "results.json"), "--format", "markdown"])
+    assert capsys.readouterr().out == (tmp_path / "table.md").read_text()
     pictures = list(tmp_path.glob("*.svg"))
     assert bool(pictures) == (name != "ablation")
     assert all(p.with_suffix(".png").exists() for p in pictures)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     main(command)  # nothing is run again, and the same comes out
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_ledger_of_an_experiment_is_read_and_its_faults_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(samples=4, batch_size=2)
+    settings = replace(place.settings("bn", "cifar10-c"), domains=("fog",))
+    finished = run_cells([Cell("a", settings, {"kind": "plain"}, 58.3)], (1, 2), tmp_path / "x")
+    path = write_variants("Some title", "A claim.", finished, tmp_path, ["A note."])[0]
+    (tmp_path / "runs").mkdir()
+    for folder in finished[0].folders:  # as a ledger keeps them: a file a run
+        (folder / "run.json").rename(tmp_path / "runs" / f"{folder.name}.json")
+    main(["compare", str(path)])
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("Some title", "plain", "58.3", "A note.", "±"))
+    next((tmp_path / "runs").iterdir()).unlink()
+    with pytest.raises(SystemExit):
+        main(["compare", str(path)])
+    assert "There is no run bn-" in capsys.readouterr().err
+    path.write_text('{"cells": [{"name": "a"}]}')
+    with pytest.raises(SystemExit):
+        main(["compare", str(path)])
+    assert "no whole result" in capsys.readouterr().err
 
 
 def test_no_cell_is_run_twice_after_an_interruption(

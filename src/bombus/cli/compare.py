@@ -30,7 +30,8 @@ def compare(
     Example: bombus compare runs/ --format latex --out table.tex
 
     Args:
-        runs: folders of finished runs, folders of such folders, or run.json files.
+        runs: folders of finished runs, folders of such folders, or run.json files; also the
+            results.json of a `bombus paper`, whose table is then made from its runs.
         format: text for the terminal, markdown, latex (booktabs), or csv for programs.
         cost: add milliseconds a batch, passes, peak memory and the source data a method needs.
         quality: add calibration error, log loss and how many batches a domain takes to adapt to.
@@ -46,18 +47,22 @@ def compare(
     from bombus.errors import ConfigError
     from bombus.methods import place
     from bombus.report import table
+    from bombus.report.experiment import is_experiment, read_experiment
     from bombus.report.records import find_runs, find_unfinished, read_run, write_file
 
     if not runs:
         raise ConfigError("Name the runs to compare, e.g. `bombus compare runs/tent runs/bee`.")
     if not 0 <= digits <= 6:
         raise ConfigError(f"Got --digits {digits}, expected 0 to 6.")
-    results = sorted(map(read_run, find_runs(runs)), key=lambda run: place(run.method))
-    for folder in find_unfinished(runs):
+    experiments = [path for path in runs if is_experiment(path)]
+    others = [path for path in runs if path not in experiments]
+    results = sorted(map(read_run, find_runs(others)), key=lambda run: place(run.method))
+    for folder in find_unfinished(others):
         print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
     tables = table.make_tables(
         results, published=published, cost=cost, quality=quality, intervals=intervals, digits=digits
     )
+    tables += map(read_experiment, experiments)
     if format == "text":
         screen = out is None and sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if screen else 120

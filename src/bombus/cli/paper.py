@@ -69,7 +69,6 @@ def paper(
     from bombus.cli.view import RunView, say
     from bombus.errors import ConfigError
     from bombus.paper import Place, find_experiment
-    from bombus.paper.layout import write_results
     from bombus.paper.run import run_cells
 
     if seeds < 1:
@@ -104,8 +103,7 @@ def paper(
 
     chosen = range(first_seed, first_seed + seeds)
     finished = run_cells(experiment.cells(place), chosen, shelf, watching)
-    paths = [write_results(experiment.TITLE, experiment.CLAIM, finished, folder)]
-    paths += experiment.show(finished, folder)
+    paths = experiment.show(finished, folder)
     say((folder / "table.txt").read_text())
     say(f"The paper: {experiment.CLAIM}")
     say(f"Written to {folder}: {', '.join(p.name for p in paths)}; the runs are in {shelf}.")

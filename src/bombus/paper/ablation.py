@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 
 TITLE = "Ablation of BEE's components"
 CLAIM = (
@@ -68,4 +68,4 @@ def line(levels: tuple[int, ...], queue: bool, replay: bool) -> dict[str, Any]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    return write_tables([variants_table(TITLE, finished)], out)
+    return write_variants(TITLE, CLAIM, finished, out)

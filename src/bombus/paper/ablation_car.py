@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 from bombus.report.records import read_batches
 from bombus.report.triggers import judge_alarms
 
@@ -43,4 +43,4 @@ def cells(place: Place) -> list[Cell]:
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
     judged = [(f.cell.name, judge_alarms(read_batches(f.folders[0]))) for f in finished]
     note = "replays a run: " + ", ".join(f"{name} {j.alarms}" for name, j in judged) + "."
-    return write_tables([variants_table(TITLE, finished, [note])], out)
+    return write_variants(TITLE, CLAIM, finished, out, [note])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bombus.methods import find_method
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import write_tables
+from bombus.paper.layout import write_results, write_tables
 from bombus.report.figures import stream_figure
 from bombus.report.layout import make_tables
 
@@ -56,6 +56,12 @@ def runnable(methods: Sequence[str], place: Place) -> list[str]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    return show_methods(TITLE, CLAIM, finished, out)
+
+
+def show_methods(title: str, claim: str, finished: Sequence[Finished], out: Path) -> list[Path]:
+    """A row a method, a column a domain, and the error over the stream."""
+    results = write_results(title, claim, finished, out)
     tables = make_tables([run for f in finished for run in f.runs], cost=True)
     folders = [folder for f in finished for folder in f.folders]
-    return [*write_tables(tables, out), *stream_figure(folders, out / "figure")]
+    return [results, *write_tables(tables, out), *stream_figure(folders, out / "figure")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bombus.errors import ConfigError
-from bombus.paper import Cell, Place
-from bombus.paper.cifar_cnn import show, table_cells
-
-__all__ = ["CLAIM", "METHODS", "TITLE", "cells", "show"]
+from bombus.paper import Cell, Finished, Place
+from bombus.paper.cifar_cnn import show_methods, table_cells
 
 TITLE = "CIFAR10-C and CIFAR100-C with vision transformers"
 CLAIM = "BEE has 11.8 on CIFAR10-C and 25.2 on CIFAR100-C with a ViT-base: the lowest of all."
@@ -24,3 +24,7 @@ def cells(place: Place) -> list[Cell]:
     if place.backbone is None:
         place = replace(place, backbone="vit-s4-32")
     return table_cells(place, METHODS, "cifar10-c")
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    return show_methods(TITLE, CLAIM, finished, out)

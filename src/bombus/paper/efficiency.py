@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import METHODS, runnable
-from bombus.paper.layout import write_tables
+from bombus.paper.layout import write_results, write_tables
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 from bombus.report.layout import make_tables
 
@@ -25,7 +25,8 @@ def cells(place: Place) -> list[Cell]:
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
     tables = make_tables([run for f in finished for run in f.runs], cost=True)
-    return [*write_tables(tables, out), *_draw(finished, out)]
+    results = write_results(TITLE, CLAIM, finished, out)
+    return [results, *write_tables(tables, out), *_draw(finished, out)]
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 from bombus.errors import ConfigError
 from bombus.forgetting import EMBEDDED
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 from bombus.report.records import RESULT
 
@@ -49,7 +49,7 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
         f"{after[-1]:.2f} % after it."
         for f, (before, _, after) in zip(finished, curves, strict=True)
     ]
-    tables = write_tables([variants_table(TITLE, finished, notes)], out)
+    tables = write_variants(TITLE, CLAIM, finished, out, notes)
     with drawing((9.0, 3.6)) as figure:
         axes = figure.add_subplot()
         for f, (before, names, after), colour in zip(finished, curves, COLOURS, strict=False):

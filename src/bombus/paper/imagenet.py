@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bombus.paper import Cell, Place, cifar_cnn, cifar_vit
-from bombus.paper.cifar_cnn import show, table_cells
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["CLAIM", "TITLE", "cells", "show"]
+from bombus.paper import Cell, Finished, Place, cifar_cnn, cifar_vit
+from bombus.paper.cifar_cnn import show_methods, table_cells
 
 TITLE = "ImageNet-C"
 CLAIM = "BEE has 57.9 with a ResNet-50 and 38.7 with a ViT-base: the lowest of all."
@@ -17,3 +18,7 @@ def cells(place: Place) -> list[Cell]:
     named = [place.backbone or "", *map(str, place.weights)]
     is_vit = any("vit" in name for name in named)
     return table_cells(place, cifar_vit.METHODS if is_vit else cifar_cnn.METHODS, "imagenet-c")
+
+
+def show(finished: Sequence[Finished], out: Path) -> list[Path]:
+    return show_methods(TITLE, CLAIM, finished, out)

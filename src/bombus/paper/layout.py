@@ -1,4 +1,4 @@
-"""Tables of variants: a row a cell, what sets it apart in columns, its mean error last."""
+"""What every experiment writes: results.json, and its tables as text, markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -9,40 +9,19 @@ from pathlib import Path
 
 from bombus.metrics.interval import half_width
 from bombus.paper import Finished
-from bombus.report.layout import Cell, Column, Row, Table, mark_best
+from bombus.report.experiment import Variant, variants_table
+from bombus.report.layout import Table
 from bombus.report.records import write_file
 from bombus.report.table import to_latex, to_markdown, to_text
 
-TICK = "x"
 
-
-def variants_table(title: str, finished: Sequence[Finished], notes: Sequence[str] = ()) -> Table:
-    first = finished[0].runs[0]
-    heading = f"{title}, {first.benchmark}, {first.backbone}"
-    names = list(dict.fromkeys(name for f in finished for name in f.cell.facts))
-    columns = [Column(name, name, "cost", None) for name in names]
-    columns.append(Column("mean", "mean error", "mean", 2))
-    printed = any(f.cell.published is not None for f in finished)
-    columns += [Column("published", "published", "cost", 1)] if printed else []
-    rows = []
-    for f in finished:
-        facts = [Cell(_fact(f.cell.facts.get(name))) for name in names]
-        mean = Cell(statistics.fmean(f.means), half_width(f.means))
-        last = [Cell(f.cell.published)] if printed else []
-        method = f.cell.settings.method
-        rows.append(Row(f.cell.name, method, len(f.runs), (*facts, mean, *last)))
-    said = list(notes)
-    if any(len(f.runs) > 1 for f in finished):
-        said.append("± is half of the 95 % interval of the mean over seeds.")
-    if printed:
-        said.append("published: the paper's mean error, of a ResNet-50 on ImageNet-C.")
-    return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(said))
-
-
-def _fact(value: object) -> str:
-    if isinstance(value, bool):
-        return TICK if value else ""
-    return "" if value is None else str(value)
+def write_variants(
+    title: str, claim: str, finished: Sequence[Finished], out: Path, notes: Sequence[str] = ()
+) -> list[Path]:
+    """The results, and a table with a row a cell."""
+    rows = [Variant(f.cell.name, f.cell.facts, f.cell.published, f.runs) for f in finished]
+    table = variants_table(title, rows, notes)
+    return [write_results(title, claim, finished, out, notes), *write_tables([table], out)]
 
 
 def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
@@ -55,12 +34,14 @@ def write_tables(tables: Sequence[Table], out: Path) -> list[Path]:
     return paths
 
 
-def write_results(title: str, claim: str, finished: Sequence[Finished], out: Path) -> Path:
-    """results.json: every cell with its settings and the mean error of every seed."""
+def write_results(
+    title: str, claim: str, finished: Sequence[Finished], out: Path, notes: Sequence[str] = ()
+) -> Path:
+    """results.json: every cell with its settings, its runs, and the mean error of every seed."""
     rows = [
         {
             "name": f.cell.name,
-            **f.cell.facts,
+            "facts": f.cell.facts,
             "mean_error": round(statistics.fmean(f.means), 4),
             "interval": half_width(f.means),
             "by_seed": {run.seed: run.mean_error for run in f.runs},
@@ -71,6 +52,6 @@ def write_results(title: str, claim: str, finished: Sequence[Finished], out: Pat
         for f in finished
     ]
     path = out / "results.json"
-    body = {"title": title, "the paper says": claim, "cells": rows}
+    body = {"title": title, "the paper says": claim, "notes": list(notes), "cells": rows}
     write_file(path, (json.dumps(body, indent=1) + "\n").encode())
     return path

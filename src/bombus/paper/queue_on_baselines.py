@@ -18,7 +18,7 @@ from bombus.methods.base import Adapter
 from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import runnable
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 
 TITLE = "The sample queue on other methods"
@@ -63,7 +63,7 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    return [*write_tables([variants_table(TITLE, finished)], out), *_draw(finished, out)]
+    return [*write_variants(TITLE, CLAIM, finished, out), *_draw(finished, out)]
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:

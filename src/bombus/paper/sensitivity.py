@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 
 TITLE = "Sensitivity to R, K, anchor period and pool size"
@@ -39,7 +39,7 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    return [*write_tables([variants_table(TITLE, finished)], out), *_draw(finished, out)]
+    return [*write_variants(TITLE, CLAIM, finished, out), *_draw(finished, out)]
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bombus.paper import Cell, Finished, Place
-from bombus.paper.layout import variants_table, write_tables
+from bombus.paper.layout import write_variants
 from bombus.report.loss_figure import loss_figure
 from bombus.report.records import read_batches
 from bombus.report.triggers import judge_alarms
@@ -34,4 +34,4 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
         runs = f"{len(judged)} run{'s' if len(judged) > 1 else ''}"
         notes.append(f"{f.cell.facts['trigger']}: {total}, over {runs}.")
         pictures += loss_figure(f.folders[0], out / f"loss-{f.cell.name}")
-    return [*write_tables([variants_table(TITLE, finished, notes)], out), *pictures]
+    return [*write_variants(TITLE, CLAIM, finished, out, notes), *pictures]
