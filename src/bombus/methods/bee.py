@@ -121,7 +121,7 @@ class Bee(Adapter):
         teacher = self.teach(views)
         student = self.passes(self._student_view(views))
         loss, _ = self.consistency(student, teacher, remember=0)
-        if config.inner_entropy:
+        if config.inner_entropy and config.entropy_weight:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
         self._apply(self._gradients(loss))
@@ -131,10 +131,12 @@ class Bee(Adapter):
         config: BeeConfig = self.config
         views = self.passes.views(x)
         teacher = self.teach(views)
-        student = self.passes(views)
+        same_view = config.student_view == "none"
+        with torch.set_grad_enabled(same_view or config.entropy_weight > 0):
+            student = self.passes(views)
         prediction = self.passes.mean((student.logits + teacher.logits) / 2)  # Eq. 14
         seen = student
-        if config.student_view != "none":
+        if not same_view:
             seen = self.passes(self._student_view(views))
         loss, by_level = self.consistency(seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
