@@ -27,7 +27,7 @@ def warmup(
     precision: Precision = "fp32",
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = (),
 ) -> None:
-    """Warm BEE up on clean training images: codebooks and shallow blocks.
+    """Warm BEE up on clean training images: codebooks and blocks.
 
     The file is then given to `bombus run bee --source FILE`, which needs no source images any more.
 
