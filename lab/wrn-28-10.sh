@@ -12,7 +12,7 @@
 #   long     the same and replay, three longer visits                  10
 #   gentle   kinds of replay and cheaper steps, as long                8
 #   replay   kinds of replay on the extra corruptions, three visits    4
-#   visits   the 15 domains three times over, with and without replay  12
+#   visits   the 15 domains three times over, with and without replay  12 (REPLAY=off: half)
 #   views    bee prepared without noise in its view                    3
 #   blocks   which blocks may adapt                                    2
 #   memory   what a replay with 50 anchors leaves behind               0.2
@@ -68,7 +68,14 @@ for part in "$@"; do
         --set warmup_view=turned
       ;;
     replay) sweep replay --domains extra --cycles 3 --samples 5000 --source "$(prepared)" ;;
-    visits) sweep visits --domains standard --cycles 3 --source "$(prepared)" ;;
+    visits)
+      for replay in ${REPLAY:-weighted off}; do
+        # shellcheck disable=SC2086
+        $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
+          --source "$(prepared)" --precision bf16 --seed "$SEED" --stream recurring --visits 3 \
+          --out "$OUT/visits-$replay-seed$SEED" --resume --set replay="$replay"
+      done
+      ;;
     blocks)
       # shellcheck disable=SC2086
       $PYTHON -m bombus blocks --data "$SOURCE" --backbone wrn-28-10 --weights $WEIGHTS \

@@ -14,7 +14,7 @@ import tyro
 from bombus.cli.plot import plot
 from bombus.errors import BombusError, ConfigError, DataError
 from bombus.report.figures import find_stretches
-from bombus.report.loss_figure import levels_of, loss_figure, signal_of, threshold_of
+from bombus.report.loss_figure import levels_of, limits_of, loss_figure, signal_of
 
 DOMAINS = ("gaussian_noise", "fog", "snow")
 
@@ -94,12 +94,22 @@ def test_holes_in_the_record(write_run, tmp_path):
     records = [json.loads(line) for line in (folder / "batches.jsonl").read_text().splitlines()]
     np.testing.assert_array_equal(signal_of(records, "mcr")[:3], [np.nan, np.nan, 2.0])
     assert levels_of(records) == []
-    assert threshold_of(folder, records) is None
+    assert limits_of(folder) == ()
     assert len(loss_figure(folder, tmp_path / "loss")) == 2
-    records[0]["events"][0]["threshold"] = 2.5
-    assert threshold_of(folder, records) == 2.5
     visits = [stretch.visit for stretch in find_stretches(records)]
     assert [(v.start, v.end) for v in visits] == [(0, 300), (300, 600), (600, 900)]
+
+
+def test_a_trigger_of_both_directions_has_two_thresholds(write_run, tmp_path, plotted):
+    config = {"trigger": "level", "threshold": 2.0}
+    folder = write_run("bee", "bee", samples=500, batch=100, log=True, config=config)
+    scores = [0.5, -1.0, -30.0, 40.0, 0.0]
+    add_signals(folder, lambda b: {"mcr": 1.0, "z": scores[b % 5]}, (3,))
+    assert limits_of(folder) == (2.0, -2.0)
+    loss_figure(folder, tmp_path / "loss")
+    up, down = (next(call for call in plotted if call.get("marker") == m) for m in "^v")
+    assert set(up["y"]) == {10.0}
+    assert set(down["y"]) == {-10.0}
 
 
 def test_a_single_batch(write_run, tmp_path):

@@ -45,7 +45,7 @@ def add_signals(folder: Path, replays: tuple[int, ...]) -> None:
         batch = record["batch"]
         signals = {"mcr": 3.0 + (batch in replays), "mcr_2": 1.5, "z": 9.0 * (batch in replays)}
         signals |= {"teacher_perplexity_2": 12.0, "student_perplexity_2": 40.0}
-        events = [{"event": "replay", "threshold": 6.0}] if batch in replays else []
+        events = [{"event": "replay"}] if batch in replays else []
         lines.append({**record, "signals": signals, "events": events})
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -56,7 +56,8 @@ def runs(write_run, tmp_path) -> Path:
     write_run("runs/source", "source", (50, 60, 70), **SMALL)
     write_run("runs/tent-1", "tent", (20, 30, 40), **SMALL)
     write_run("runs/tent-2", "tent", (22, 32, 42), seed=2, **SMALL)
-    bee = write_run("runs/bee", "bee", (10, 20, 30.5), source_access="samples", **SMALL)
+    facts = {"source_access": "samples", "config": {"threshold": 6.0}}
+    bee = write_run("runs/bee", "bee", (10, 20, 30.5), **facts, **SMALL)
     add_signals(bee, replays=(6, 12))
     return tmp_path / "runs"
 
@@ -225,7 +226,7 @@ def test_a_trigger_of_both_directions_has_two_thresholds(write_run):
     grid = [float(e.attributes["y1"] or "") for e in score.all("line", class_="grid")]
     # Grid lines at -2, 0, 2, ...
     assert levels == pytest.approx([grid[2], grid[0]])
-    assert "2 either way" in page.words
+    assert "Beyond the dashed lines, either way (2)" in page.words
 
 
 def test_a_ledger_of_results_is_enough(runs, tmp_path):

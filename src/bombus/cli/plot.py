@@ -37,10 +37,13 @@ def plot(
     place = out.with_suffix("") if out.suffix in (".svg", ".png") else out
     if what == "loss":
         from bombus.report.loss_figure import loss_figure
+        from bombus.report.records import read_batches
+        from bombus.report.triggers import judge_alarms
 
         if len(runs) > 1:
             raise ConfigError(f"The loss is drawn of one run at a time, but {len(runs)} are given.")
         paths = loss_figure(runs[0], place)
+        print(f"Replays and borders of domains: {judge_alarms(read_batches(runs[0]))}.")
     else:
         from bombus.report.figures import stream_figure
         from bombus.report.records import find_runs

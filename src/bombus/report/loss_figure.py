@@ -71,7 +71,7 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
         _mark(above, x, total, at)
         if has_z:
             draw_domains(below, visits, names=False)
-            _draw_score(below, x, z, threshold_of(folder, records))
+            _draw_score(below, x, z, limits_of(folder))
             for position in x[at]:
                 below.axvline(position, color=RED, linewidth=0.8, alpha=0.6, zorder=1)
         label_images_seen(below)
@@ -115,30 +115,24 @@ def _mark(axes: Axes, x: Values, total: Values, at: NDArray[np.intp]) -> None:
     )
 
 
-def _draw_score(axes: Axes, x: Values, z: Values, threshold: float | None) -> None:
-    axes.plot(x, z, color=SCORE, linewidth=0.9, marker=_dot(x), zorder=3)
+def _draw_score(axes: Axes, x: Values, z: Values, limits: tuple[float, ...]) -> None:
+    if not limits:
+        axes.plot(x, z, color=SCORE, linewidth=0.9, marker=_dot(x), zorder=3)
+    else:
+        # One great spike would press all the rest flat: an arrow shows where it leaves.
+        furthest = HIGHEST * limits[0]
+        shown = np.clip(z, -furthest, furthest)  # NaN stays NaN
+        axes.plot(x, shown, color=SCORE, linewidth=0.9, marker=_dot(x), zorder=3)
+        arrows: dict[str, Any] = {"linestyle": "none", "markersize": 5, "color": SCORE, "zorder": 4}
+        for edge, off, marker in ((furthest, z > furthest, "^"), (-furthest, z < -furthest, "v")):
+            if off.any():
+                axes.plot(x[off], np.full(off.sum(), edge), marker=marker, **arrows, clip_on=False)
     axes.set_ylabel("shift score z")
-    if threshold is not None:
-        axes.axhline(threshold, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
-        top = HIGHEST * threshold
-        if np.nanmax(z) > top > 0:
-            # One great spike would press all the rest flat: an arrow shows where it leaves.
-            low = min(0.0, float(np.nanmin(z)))
-            axes.set_ylim(low - 0.05 * (top - low), top)
-            off = x[z > top]
-            axes.plot(
-                off,
-                np.full(len(off), top),
-                linestyle="none",
-                marker="^",
-                markersize=5,
-                color=SCORE,
-                zorder=4,
-                clip_on=False,
-            )
+    for limit in limits:
+        axes.axhline(limit, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
         label = axes.annotate(
-            f"threshold {threshold:g}",
-            (1.0, threshold),
+            f"threshold {limit:g}",
+            (1.0, limit),
             xycoords=("axes fraction", "data"),
             xytext=(5, 0),
             textcoords="offset points",
@@ -164,14 +158,15 @@ def levels_of(records: Sequence[dict[str, Any]]) -> list[int]:
     return sorted(int(match[1]) for match in map(LEVEL.fullmatch, names) if match)
 
 
-def threshold_of(folder: Path, records: Sequence[dict[str, Any]]) -> float | None:
-    """As the run's settings say, else as one of its replays does."""
-    events = [e for r in records for e in r.get("events", ()) if e["event"] == "replay"]
-    told = [event.get("threshold") for event in events]
-    if (folder / RESULT).is_file():
-        result = json.loads((folder / RESULT).read_bytes())
-        told = [result.get("config", {}).get("threshold"), *told]
-    return next((value for value in map(_finite, told) if value is not None), None)
+def limits_of(folder: Path) -> tuple[float, ...]:
+    """Where the shift score sets off a replay, as the run's settings say: above, or either way."""
+    if not (folder / RESULT).is_file():
+        return ()  # still under way
+    config = json.loads((folder / RESULT).read_bytes()).get("config", {})
+    threshold = _finite(config.get("threshold"))
+    if threshold is None or threshold <= 0:
+        return ()
+    return (threshold, -threshold) if config.get("trigger") == "level" else (threshold,)
 
 
 def _finite(value: Any) -> float | None:

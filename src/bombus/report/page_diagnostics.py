@@ -12,7 +12,7 @@ import numpy as np
 from bombus.report import chart
 from bombus.report.chart import Scale, Values
 from bombus.report.figures import Visit, find_stretches
-from bombus.report.loss_figure import HIGHEST, TOTAL, levels_of, signal_of, threshold_of
+from bombus.report.loss_figure import HIGHEST, TOTAL, levels_of, limits_of, signal_of
 from bombus.report.markup import Html, tag
 from bombus.report.page_figures import figure, has_log
 from bombus.report.page_table import scrolling
@@ -66,8 +66,9 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     parts = [_panel(f"{id}-loss", seen, "Consistency loss", "loss", lines, caption, named=True)]
     z = signal_of(records, "z")
     if not np.isnan(z).all():
-        caption, limits = _limits(run, threshold_of(run.path.parent, records))
+        limits = limits_of(run.path.parent)
         score: Lines = [("c9 d0", "shift score", z)]
+        caption = _limits_in_words(limits)
         parts.append(_panel(f"{id}-z", seen, "Shift score", "z", score, caption, limits))
     perplexities = _perplexities(records)
     if perplexities:
@@ -76,19 +77,13 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     return parts
 
 
-def _limits(run: RunResult, threshold: float | None) -> tuple[str, tuple[float, ...]]:
-    """What is said of the shift score, and where its thresholds lie."""
-    caption = "Shift score of the loss."
-    if threshold is None or threshold <= 0:
-        return caption, ()
-    edge = f"what exceeds {HIGHEST} times as much is drawn at the edge."
-    if run.config.get("trigger") == "level":
-        caption += (
-            f" Anchors are replayed beyond the dashed lines, {threshold:g} either way; {edge}"
-        )
-        return caption, (threshold, -threshold)
-    return f"{caption} Above the dashed line, {threshold:g}, anchors are replayed; {edge}", (
-        threshold,
+def _limits_in_words(limits: tuple[float, ...]) -> str:
+    if not limits:
+        return "Shift score of the loss."
+    where = "Above the dashed line" if len(limits) == 1 else "Beyond the dashed lines, either way"
+    return (
+        f"Shift score of the loss. {where} ({limits[0]:g}) anchors are replayed; what exceeds "
+        f"{HIGHEST} times as much is drawn at the edge."
     )
 
 
