@@ -11,6 +11,7 @@
 #   rates    what adapts and how fast, on pairs of extra corruptions   7
 #   long     the same and replay, three longer visits                  10
 #   gentle   kinds of replay and cheaper steps, as long                8
+#   preparations  other ways to prepare, without adaptation            4
 #   replay   kinds of replay on the extra corruptions, three visits    4
 #   visits   the 15 domains three times over, with and without replay  12 (REPLAY=off: half)
 #   views    bee prepared without noise in its view                    3
@@ -40,27 +41,34 @@ sweep() { # VARIANTS OPTIONS...
     --part "${PART:-0/1}" "$@"
 }
 
-pairs() { # VARIANTS OPTIONS... on pairs of extra corruptions
+pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepared file
   (
-    DATA=$DOUBLE
-    sweep "$@" --source "$(prepared)" --domains speckle_noise+gaussian_blur \
-      spatter+gaussian_blur saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise \
-      spatter+saturate
+    DATA=$DOUBLE file=$1
+    shift
+    sweep "$@" --source "$file" --domains speckle_noise+gaussian_blur spatter+gaussian_blur \
+      saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise spatter+saturate
   )
 }
 
-prepared() { # one file for all variants of a sweep: every level has codes, the last one counts
-  file="$OUT/prepared-seed$SEED.safetensors"
+prepared() { # NAME SETTINGS...; every level has codes, the last one counts
+  file="$OUT/${1:-prepared}-seed$SEED.safetensors"
+  [ $# -gt 0 ] && shift
   # shellcheck disable=SC2086
   [ -e "$file" ] || $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" \
-    --precision bf16 --seed "$SEED" --set levels=1,2,3 level_weights=0,0,1 --out "$file" >&2
+    --precision bf16 --seed "$SEED" --out "$file" --set levels=1,2,3 level_weights=0,0,1 "$@" >&2
   echo "$file"
 }
 
 for part in "$@"; do
   case $part in
-    rates) pairs rates --cycles 2 --samples 5000 ;;
-    long | gentle) pairs "$part" --cycles 3 --samples 6000 ;;
+    rates) pairs "$(prepared)" rates --cycles 2 --samples 5000 ;;
+    long | gentle) pairs "$(prepared)" "$part" --cycles 3 --samples 6000 ;;
+    preparations)
+      still() { pairs "$(prepared "$@")" still --cycles 2 --samples 5000; }
+      still one-view views=one warmup_rounds=6
+      still faster warmup_lr=2e-4
+      still faster-one-view views=one warmup_rounds=6 warmup_lr=2e-4
+      ;;
     views)
       # shellcheck disable=SC2086
       $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
