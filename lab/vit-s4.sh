@@ -21,13 +21,12 @@ sweep() { # VARIANTS OPTIONS...
     --out "$OUT/vit-seed$SEED.jsonl" "$@"
 }
 
-prepared() { # NAME SETTINGS...; every level has codes, the last one counts
+prepared() { # NAME SETTINGS...
   file="$OUT/vit-$1-seed$SEED.safetensors"
   shift
   # shellcheck disable=SC2086
   [ -e "$file" ] || $PYTHON -m bombus warmup bee --benchmark cifar10-c --backbone vit-s4-32 \
-    --weights $WEIGHTS --data "$SOURCE" --precision bf16 --seed "$SEED" --out "$file" \
-    --set levels=1,2,3 level_weights=0,0,1 "$@" >&2
+    --weights $WEIGHTS --data "$SOURCE" --precision bf16 --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
   echo "$file"
 }
 

@@ -50,12 +50,12 @@ pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepa
   )
 }
 
-prepared() { # NAME SETTINGS...; every level has codes, the last one counts
+prepared() { # NAME SETTINGS...
   file="$OUT/${1:-prepared}-seed$SEED.safetensors"
   [ $# -gt 0 ] && shift
   # shellcheck disable=SC2086
   [ -e "$file" ] || $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" \
-    --precision bf16 --seed "$SEED" --out "$file" --set levels=1,2,3 level_weights=0,0,1 "$@" >&2
+    --precision bf16 --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
   echo "$file"
 }
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bombus
@@ -313,18 +315,25 @@ def test_with_everything_switched_off_nothing_changes() -> None:
     assert tree_hash([list(bee.parameters), bee.teacher]) == before
 
 
-def test_a_warm_up_serves_other_splits_and_fewer_levels(tmp_path: Path) -> None:
+def test_a_warm_up_serves_other_splits_and_levels(tmp_path: Path) -> None:
     file, model = tmp_path / "warm.safetensors", make_tiny("batchnorm")
-    wide = Bee(model, Bee.Config(levels=(), level_weights=(0, 0, 1)), source=noise_batches(3))
+    wide = Bee(model, Bee.Config(seed=43), source=noise_batches(3))  # a seed nobody has cached
     save_warmup(wide, file)
-    other = Bee(model, Bee.Config(shallow=("block1", "block2")), source=file)
-    assert set(other.codebooks.student) == {3}
+    # The codes of the levels that are not summed pulled on nothing.
+    weighted = Bee.Config(levels=(), level_weights=(0, 0, 1), seed=43)
+    same = Bee(model, weighted, source=noise_batches(3))
+    assert tree_hash(same.codebooks.state_dict()) == tree_hash(wide.codebooks.state_dict())
+    assert all(torch.equal(p, q) for p, q in zip(same.parameters, wide.parameters, strict=True))
+    other = Bee(model, Bee.Config(shallow=("block1", "block2"), levels=(1, 3)), source=file)
+    assert set(other.codebooks.student) == {1, 2, 3}
     prepared = dict(wide.model.named_parameters())
     for name, p in other.model.named_parameters():
         assert torch.equal(p, prepared[name])
         if name.startswith(("block1.", "block2.")):
             assert torch.equal(p, other.teacher[name])
     assert other(noise_batches(1)[0]).isfinite().all()
+    assert {"mcr_1", "mcr_3"} <= other.last.signals.keys()
+    assert "mcr_2" not in other.last.signals
 
 
 def test_prepared_deep_blocks_are_saved_once_and_come_back(tmp_path: Path) -> None:
@@ -385,7 +394,10 @@ def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> 
             next(model.parameters()).add_(1)
         words = "belongs to other weights"
     elif damage == "other levels":
-        config, words = Bee.Config(levels=(1, 2)), "without level 1"
+        config, words = Bee.Config(levels=(1, 2)), "not for level 1"
+        with safe_open(file, "pt") as reader:
+            names = [name for name in reader.keys() if not name.endswith("/1")]  # noqa: SIM118
+            save_file({n: reader.get_tensor(n) for n in names}, file, reader.metadata())
     elif damage == "other blocks":
         config = Bee.Config(adapts="shallow", warmup_blocks="adapting")
         words = "with the same warmup_blocks"

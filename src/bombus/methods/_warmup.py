@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bombus.methods.bee import Bee
 
 HEADER = "bombus.warmup"
+CODES = "student codes"
 # What an artefact must share with the adapter that reads it.
 STRUCTURE = ("last_descriptor", "tokens", "codes")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
@@ -96,6 +97,9 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     """`total` steps over batches that repeat themselves after `a_round` of them."""
     config = bee.config
     batches = iter(batches)
+    # Codes are learnt for every level, so that the file serves whichever levels a stream sums; the
+    # others pull on nothing.
+    bee.passes.levels = tuple(range(1, len(bee.blocks) + 1))
     opening = _start_codes(bee, itertools.islice(batches, a_round))
     codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
     trained = _trained(bee)
@@ -124,6 +128,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
                 c.copy_(F.normalize(c, dim=1))
         bee.follow()
         bee.codebooks.follow(config.momentum)
+    bee.passes.levels = bee.levels
     for p in parameters:
         p.grad = None
     for level, c in bee.codebooks.student.items():
@@ -142,7 +147,7 @@ def save_warmup(bee: Bee, path: Path) -> None:
     books = bee.codebooks
     tensors = {
         **{f"weights/{name}": p.detach() for name, p in _trained(bee).items()},
-        **{f"student codes/{level}": c for level, c in books.student.items()},
+        **{f"{CODES}/{level}": c for level, c in books.student.items()},
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
     }
@@ -184,10 +189,11 @@ def load_warmup(bee: Bee, path: Path) -> None:
                 f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
                 f"has {mine[name]}; make one with the same settings."
             )
-    if absent := sorted(set(mine["levels"]) - set(header["config"]["levels"])):
+    coded = {int(name.partition("/")[2]) for name in tensors if name.startswith(CODES)}
+    if absent := sorted(set(bee.levels) - coded):
         raise CheckpointError(
-            f"The warm-up {path} was made with levels {header['config']['levels']}, without level "
-            f"{absent[0]}; make one with all the levels this adapter has."
+            f"The warm-up {path} has codes for levels {sorted(coded)}, not for level {absent[0]}; "
+            "make it again with `bombus warmup`."
         )
     if header["config"]["trained"] != mine["trained"]:
         raise CheckpointError(
@@ -203,7 +209,7 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
     device = bee.parameters[0].device
     trained, books = _trained(bee), bee.codebooks
     stores = {
-        "student codes": books.student,
+        CODES: books.student,
         "teacher codes": books.teacher,
         "queue": books.queue,
     }
@@ -215,7 +221,7 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
                 trained[key].copy_(value)
                 if key in bee.teacher:
                     bee.teacher[key].copy_(value)
-            elif int(key) in bee.levels:  # a file may know more levels than are asked for
+            else:
                 stores[kind][int(key)] = value
     bee.deep.changed = bool(bee.deep.parameters)
 
@@ -228,7 +234,7 @@ def _trained(bee: Bee) -> dict[str, torch.nn.Parameter]:
 def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
     """Begin every level's codes; the batches used for it come back, to be trained on as well."""
     opening: list[Tensor] = []
-    seen: dict[int, list[Tensor]] = {level: [] for level in bee.levels}
+    seen: dict[int, list[Tensor]] = {level: [] for level in bee.passes.levels}
     while sum(map(len, opening)) < 2 * bee.config.codes:
         x = next(batches, None)
         if x is None:
@@ -236,7 +242,7 @@ def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
         opening.append(x)
         for level, descriptor in bee.teach(x).descriptors.items():
             seen[level].append(descriptor)
-    for level in bee.levels:
+    for level in bee.passes.levels:
         descriptors = torch.cat(seen[level])
         make = draw_codes if bee.config.code_start == "descriptors" else _random
         bee.codebooks.start(level, make(descriptors, bee.config.codes, bee.generator))

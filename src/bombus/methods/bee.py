@@ -159,20 +159,21 @@ class Bee(Adapter):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 9 over the summed levels, with what to report of each."""
         config: BeeConfig = self.config
-        weights = config.level_weights or (1.0,) * len(self.levels)
-        taus = config.tau_teacher * (len(self.levels) if len(config.tau_teacher) == 1 else 1)
+        count = len(self.levels)
+        weights = dict(zip(self.levels, config.level_weights or (1.0,) * count, strict=True))
+        taus = dict(zip(self.levels, (config.tau_teacher * count)[:count], strict=True))
         loss = at_least_single(student.logits.new_zeros(()))
         report: dict[str, Tensor] = {}
-        for level, weight, tau in zip(self.levels, weights, taus, strict=True):
+        for level, descriptor in student.descriptors.items():
+            weight = weights.get(level, 0.0)
             target = self.codebooks.targets(
                 level,
                 teacher.descriptors[level],
-                tau,
+                taus.get(level, config.tau_teacher[0]),
                 config.sinkhorn_iterations,
                 remember=remember,
             )
             codes = self.codebooks.student[level]
-            descriptor = student.descriptors[level]
             # A level without weight does not pull on the network, but its codes are learnt.
             log_p = log_assignment(
                 descriptor if weight else descriptor.detach(), codes, config.tau_student
