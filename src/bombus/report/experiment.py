@@ -6,7 +6,6 @@ the table can be made again from those runs alone. Free of torch, as all reading
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from bombus.errors import DataError
 from bombus.metrics.interval import half_width
 from bombus.report.layout import Cell, Column, Row, Table, mark_best
-from bombus.report.records import RunResult, read_run
+from bombus.report.records import RunResult, read_json, read_run
 
 TICK = "x"
 
@@ -27,10 +26,6 @@ class Variant:
     facts: dict[str, Any]  # what sets it apart, by column
     published: float | None  # the paper's mean error of it, on its own benchmark
     runs: tuple[RunResult, ...]  # one a seed
-
-    @property
-    def means(self) -> list[float]:
-        return [run.mean_error for run in self.runs]
 
 
 def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str] = ()) -> Table:
@@ -44,7 +39,8 @@ def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str]
     rows = []
     for v in variants:
         facts = [Cell(_fact(v.facts.get(name))) for name in names]
-        mean = Cell(statistics.fmean(v.means), half_width(v.means))
+        means = [run.mean_error for run in v.runs]
+        mean = Cell(statistics.fmean(means), half_width(means))
         last = [Cell(v.published)] if printed else []
         rows.append(Row(v.name, v.runs[0].method, len(v.runs), (*facts, mean, *last)))
     said = list(notes)
@@ -64,10 +60,7 @@ def _fact(value: object) -> str:
 def is_experiment(path: Path) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
-    try:
-        stored = json.loads(path.read_bytes())
-    except ValueError:
-        return False
+    stored = read_json(path)
     return isinstance(stored, dict) and "cells" in stored
 
 
@@ -76,7 +69,7 @@ def read_experiment(path: Path) -> Table:
 
     They lie in `runs` beside the file, or beside its folder: a folder each, or a JSON file each.
     """
-    stored = json.loads(path.read_bytes())
+    stored = read_json(path)
     try:
         variants = [
             Variant(

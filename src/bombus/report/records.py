@@ -68,7 +68,7 @@ class RunResult:
 def read_run(path: Path) -> RunResult:
     """The result in a run's folder, or in the JSON file itself."""
     path = result_file(path)
-    stored = _parse(path)
+    stored = read_json(path)
     if not isinstance(stored, dict):
         raise DataError(f"{path} holds no run: expected an object with a method and its errors.")
     try:
@@ -205,7 +205,7 @@ def _results_below(folder: Path) -> Iterator[Path]:
 
 
 def _holds_run(path: Path) -> bool:
-    stored = _parse(path)
+    stored = read_json(path)
     return isinstance(stored, dict) and {"method", "benchmark", "mean_error"} <= stored.keys()
 
 
@@ -214,7 +214,7 @@ def _is_unfinished(folder: Path) -> bool:
     return begun and not (folder / RESULT).is_file()
 
 
-def _parse(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:  # broken JSON or broken UTF-8
