@@ -22,6 +22,7 @@ from bombus.backbones.weights import save_weights
 from bombus.cli import COMMANDS, DATA_COMMANDS, main
 from bombus.data.benchmarks import BENCHMARKS
 from bombus.names import BenchmarkName
+from tiny import write_cifar10
 
 SHORT = ["--samples", "20", "--batch-size", "10", "--domains", "fog"]
 
@@ -286,13 +287,7 @@ def test_a_folder_of_own_images(tmp_path: Path) -> None:
 
 def test_warm_up_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From clean training images to a warm-up file to a run that needs no source images."""
-    chooser = np.random.default_rng(1)
-    clean = tmp_path / "clean"
-    clean.mkdir()
-    for number in range(1, 6):
-        rows = chooser.integers(0, 256, (12, 1024, 3), dtype=np.uint8)
-        Image.fromarray(rows).save(clean / f"data_batch_{number}.png")
-    (clean / "train_lables.json").write_text(json.dumps([i % 10 for i in range(60)]))
+    clean = write_cifar10(tmp_path / "clean", 60)
     weights, warm = tmp_path / "wrn.safetensors", tmp_path / "warm.safetensors"
     save_weights(create("wrn-10-1", num_classes=10), weights)
     network = ["--benchmark", "demo", "--backbone", "wrn-10-1", "--weights", str(weights)]

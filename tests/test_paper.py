@@ -18,7 +18,7 @@ from bombus.paper.layout import write_variants
 from bombus.paper.run import folder_of, for_seed, run_cells
 from bombus.report.triggers import judge
 from bombus.settings import make_config
-from tiny import make_adapter, make_tiny, noise_batches, tree_hash
+from tiny import make_adapter, make_tiny, noise_batches, tree_hash, write_cifar10
 
 FULL = Place(full=True, source=Path("cifar10"), clean=Path("cifar10"), weights=(Path("w.pt"),))
 
@@ -162,6 +162,35 @@ def test_each_seed_may_have_a_warm_up_of_its_own() -> None:
     assert for_seed(replace(settings, source=None), 3).source is None
     for other in ("rmt", "bee-paper"):  # which is prepared otherwise
         assert place.settings(other, "cifar10-c").source == FULL.source
+
+
+def test_bee_is_prepared_once_a_seed_whatever_its_cells_switch_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bombus.warmup
+
+    made: list[int] = []
+    make = bombus.warmup.make_warmup
+
+    def counting(settings: Any, out: Path) -> None:
+        made.append(settings.seed)
+        make(settings, out)
+
+    monkeypatch.setattr(bombus.warmup, "make_warmup", counting)
+    place = Place(samples=4, batch_size=2, source=write_cifar10(tmp_path / "clean", 20))
+    parts = ({}, {"prediction_weight": 0, "inner_steps": 0}, {"replay": "off"})
+    cells = [
+        Cell(f"c{i}", replace(place.settings("bee", "cifar10-c", **part), domains=("fog",)))
+        for i, part in enumerate(parts)
+    ]
+    runs = tmp_path / "runs"
+    finished = run_cells(cells, (1, 2), runs)
+    assert made == [1, 2]
+    assert len({f.folders for f in finished}) == 3
+    asked = [json.loads((f / "settings.json").read_text()) for f in finished[0].folders]
+    assert [a["source"] for a in asked] == sorted(p.name for p in runs.glob("*.safetensors"))
+    run_cells(cells, (1, 2), runs)
+    assert made == [1, 2]
 
 
 def test_the_demo_scale_has_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:

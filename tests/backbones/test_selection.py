@@ -7,11 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import tyro
-from PIL import Image
 from torch import Tensor, nn
 
 from bombus.backbones import create, selection
@@ -20,7 +18,7 @@ from bombus.backbones.weights import save_weights
 from bombus.cli.blocks import blocks as blocks_command
 from bombus.errors import BombusError, ConfigError, DataError
 from own_resnet import OwnResNet
-from tiny import make_tiny, noise_batches, tree_hash
+from tiny import make_tiny, noise_batches, tree_hash, write_cifar10
 
 # --- candidates ------------------------------------------------------------------------------
 
@@ -284,13 +282,7 @@ def test_faults() -> None:
 @pytest.fixture
 def cifar(tmp_path: Path) -> tuple[str, str]:
     """Forty clean training images in a published layout, and weights."""
-    clean = tmp_path / "clean"
-    clean.mkdir()
-    chooser = np.random.default_rng(0)
-    for number in range(1, 6):
-        rows = chooser.integers(0, 256, (8, 1024, 3), dtype=np.uint8)
-        Image.fromarray(rows).save(clean / f"data_batch_{number}.png")
-    (clean / "train_lables.json").write_text(json.dumps([i % 10 for i in range(40)]))
+    clean = write_cifar10(tmp_path / "clean", 40)
     weights = tmp_path / "wrn.safetensors"
     torch.manual_seed(3)
     save_weights(create("wrn-16-1", num_classes=10), weights)

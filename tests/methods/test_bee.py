@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import bombus
 from bombus.errors import CheckpointError, ConfigError
-from bombus.methods._warmup import load_warmup, save_warmup, shallow_blocks
+from bombus.methods._warmup import load_warmup, save_warmup, shallow_blocks, train
 from bombus.methods.bee import Bee, BeePaper
 from bombus.metrics.passes import PassCounter
 from tiny import make_tiny, noise_batches, tree_hash
@@ -263,11 +263,33 @@ def test_warm_up_is_kept_and_read_back(tmp_path: Path) -> None:
     file = tmp_path / "warm.safetensors"
     save_warmup(warm, file)
     read = Bee(make_tiny("batchnorm"), source=file)
-    again = Bee(make_tiny("batchnorm"), source=iter(source))  # from the cache this time
+    again = Bee(make_tiny("batchnorm"), source=list(source))  # from the cache this time
     for other in (read, again):
         assert tree_hash(other.state_dict()) == tree_hash(warm.state_dict())
     for x in noise_batches(6)[4:]:
         assert torch.equal(read(x), warm(x))
+
+
+def test_a_cached_warm_up_is_taken_for_the_same_source_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def counting(*args: Any) -> None:
+        made.append(1)
+        train(*args)
+
+    monkeypatch.setattr("bombus.methods._warmup.train", counting)
+    source, model = noise_batches(4), make_tiny("batchnorm")
+    config = Bee.Config(seed=44)  # a seed nobody has cached
+    for _ in range(2):
+        Bee(model, config, source=source)
+    assert len(made) == 1
+    Bee(model, config, source=source[:3])  # the same first batch, fewer of them
+    Bee(model, config, source=iter(source))  # cannot be read three times
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        Bee(model, config, source=source)
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize("blocks", ["adapting", "all"])
@@ -467,7 +489,7 @@ def test_how_much_source_was_read_is_known_and_kept(tmp_path: Path) -> None:
     assert Bee.load(tmp_path / "adapter", model).source_bytes == bee.source_bytes
     save_warmup(bee, tmp_path / "warm.safetensors")
     read = Bee(model, Bee.Config(seed=41), source=tmp_path / "warm.safetensors")
-    cached = Bee(model, Bee.Config(seed=41), source=iter(batches))
+    cached = Bee(model, Bee.Config(seed=41), source=list(batches))
     assert read.source_bytes == cached.source_bytes == bee.source_bytes
 
 

@@ -51,20 +51,12 @@ def warmup(
 
     from bombus.cli.run import pairs
     from bombus.cli.view import say
-    from bombus.data.benchmarks import find_benchmark
     from bombus.errors import ConfigError
-    from bombus.methods import find_method
-    from bombus.methods._warmup import save_warmup
-    from bombus.methods.bee import Bee
-    from bombus.models import find_source, open_model
-    from bombus.online import autocast
-    from bombus.settings import RunSettings, make_config, pick_device
+    from bombus.settings import RunSettings
+    from bombus.warmup import make_warmup
 
     if out.exists():
         raise ConfigError(f"{out} is already there; remove it or choose another --out.")
-    chosen = find_method(method)
-    if not issubclass(chosen, Bee):
-        raise ConfigError(f"{method} has no warm-up; bee and bee-paper have.")
     start = time.perf_counter()
     settings = RunSettings(
         method=method,
@@ -78,10 +70,5 @@ def warmup(
         precision=precision,
         set=pairs(set),
     )
-    task, where = find_benchmark(benchmark), pick_device(device)
-    model, _ = open_model(settings, task, task.classes or 0, where)
-    config = make_config(chosen, task.settings_name, settings)
-    source = find_source(settings, batch_size or task.batch_size)
-    with autocast(where, precision):
-        save_warmup(chosen(model, config, source=source), out)
+    make_warmup(settings, out)
     say(f"Warmed {method} up in {time.perf_counter() - start:.1f} s; written to {out}")

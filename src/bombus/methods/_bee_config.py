@@ -96,7 +96,7 @@ class BeeConfig(BaseConfig):
     """Paper: weighted (Eqs. 10-13); the others are its ablations."""
     replay_every: int = 0
     """0: when the loss spikes. Else every so many batches (the paper's fixed interval)."""
-    replay_share: float = 1.0
+    replay_share: float = 0.25
     """Ours: how far the student goes to the merged parameters. Paper: all the way. (The teacher
     going along did harm: extras, WRN-28-10, 9.2 to 9.4.)"""
     anchors: int = 50

@@ -69,7 +69,7 @@ def warm_up(bee: Bee, source: Source) -> None:
     first = next(batches, None)
     if first is None:
         raise DataError("The source has no images; give at least one batch of them.")
-    cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first)}.safetensors"
+    cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
     if cached.exists():
         load_warmup(bee, cached)
         return
@@ -262,9 +262,21 @@ def _settings(bee: Bee) -> dict[str, Any]:
     return settings
 
 
-def _fingerprint(bee: Bee, first: Tensor) -> str:
-    """Of everything that decides a warm-up: the network, the settings, the first source images."""
+def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
+    """Of everything that decides a warm-up: the network, the settings, the source images.
+
+    Of these only the first batch and how many there are: to read all would take as long as to learn
+    from them.
+    """
+    device = first.device.type
+    facts = {
+        **_settings(bee),
+        "batches": len(source) if isinstance(source, Sized) else None,
+        "autocast": str(torch.get_autocast_dtype(device))
+        if torch.is_autocast_enabled(device)
+        else None,
+    }
     digest = hashlib.sha256(bee.source_sha256.encode())
-    digest.update(json.dumps(_settings(bee), sort_keys=True).encode())
+    digest.update(json.dumps(facts, sort_keys=True).encode())
     digest.update(first.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

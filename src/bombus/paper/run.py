@@ -1,7 +1,9 @@
 """Running an experiment's cells: each once, whatever interrupts, with the time that is left.
 
 A run's folder is named after its settings, so experiments that share a folder of runs share the
-runs too: BEE as it is stands in six of the ten.
+runs too: BEE as it is stands in six of the ten. It is prepared once a seed, by its own settings,
+whatever a cell switches off afterwards: what a part is worth on the stream is then one question,
+what it is worth in the preparation another.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bombus.data.benchmarks import find_benchmark
 from bombus.methods import find_method
@@ -53,7 +55,7 @@ def run_cells(
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
     begun = time.perf_counter()
     for number, (folder, (cell, seed)) in enumerate(waiting.items()):
-        settings = for_seed(cell.settings, seed)
+        settings = _prepared(for_seed(cell.settings, seed), runs)
         place = f"{done + number + 1}/{len(jobs)}"
         left = _time_left(time.perf_counter() - begun, number, len(waiting))
         key = (settings.benchmark, settings.data)
@@ -67,8 +69,7 @@ def run_cells(
 def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
     """The same for cells of the same settings, however they are spelt and wherever files lie."""
     asked = {k: v for k, v in essential(cell.settings).to_dict().items() if k != "seed"}
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    return runs / f"{cell.settings.method}-{digest[:10]}-seed{seed}"
+    return runs / f"{cell.settings.method}-{_digest(asked)}-seed{seed}"
 
 
 def essential(settings: RunSettings) -> RunSettings:
@@ -84,6 +85,25 @@ def essential(settings: RunSettings) -> RunSettings:
 def for_seed(settings: RunSettings, seed: int) -> RunSettings:
     source = settings.source and Path(str(settings.source).replace(SEED, str(seed)))
     return replace(essential(settings), seed=seed, source=source)
+
+
+def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
+    """With the warm-up file of this seed in the place of `bee`'s source images, made if need be."""
+    from bombus.warmup import make_warmup
+
+    if settings.method != "bee" or settings.source is None or settings.source.is_file():
+        return settings
+    deciding = ("method", "benchmark", "backbone", "weights", "source", "batch_size", "precision")
+    asked = {name: settings.to_dict()[name] for name in deciding}
+    file = runs / f"bee-prepared-{_digest(asked)}-seed{settings.seed}.safetensors"
+    if not file.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        make_warmup(replace(settings, set={}), file)
+    return replace(settings, source=file)
+
+
+def _digest(asked: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _finished(cell: Cell, seeds: Sequence[int], runs: Path) -> Finished:

@@ -1,0 +1,27 @@
+"""A method prepared on source images ahead of its runs, and kept as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bombus.data.benchmarks import find_benchmark
+from bombus.errors import ConfigError
+from bombus.methods import find_method
+from bombus.methods._warmup import save_warmup
+from bombus.methods.bee import Bee
+from bombus.models import find_source, open_model
+from bombus.online import autocast
+from bombus.settings import RunSettings, make_config, pick_device
+
+
+def make_warmup(settings: RunSettings, out: Path) -> None:
+    """Warm the method up as a run of these settings would, and write what it has then."""
+    method, benchmark = find_method(settings.method), find_benchmark(settings.benchmark)
+    if not issubclass(method, Bee):
+        raise ConfigError(f"{settings.method} has no warm-up; bee and bee-paper have.")
+    device = pick_device(settings.device)
+    model, _ = open_model(settings, benchmark, benchmark.classes or 0, device)
+    config = make_config(method, benchmark.settings_name, settings)
+    source = find_source(settings, settings.batch_size or benchmark.batch_size)
+    with autocast(device, settings.precision):
+        save_warmup(method(model, config, source=source), out)
