@@ -1,5 +1,7 @@
 """Harder domains to choose constants on: two of the four extra corruptions, one upon the other.
 
+The four themselves are copied along, for streams of mild and hard domains.
+
     python lab/double.py EXTRAS OUT        # EXTRAS as made by `bombus data make ... --corruptions`
 
 The four extras are mild, so that on them nothing tells a setting that drifts or hardly learns from
@@ -48,7 +50,8 @@ def main() -> None:
         ]
         twice = torch.cat(pieces).permute(0, 2, 3, 1).contiguous().numpy()
         np.save(options.out / f"{first}+{second}.npy", twice)
-    shutil.copy(options.extras / "labels.npy", options.out)
+    for name in ("labels", *sorted({name for pair in PAIRS for name in pair})):
+        shutil.copy(options.extras / f"{name}.npy", options.out)
     made = {"first": SEVERITY, "second": SECOND, "by": "lab/double.py"}
     sidecar = {"variant": "cifar10-c", "severities": [SEVERITY], "generator": made}
     (options.out / SIDECAR).write_text(json.dumps(sidecar))

@@ -11,6 +11,7 @@
 #   rates    what adapts and how fast, on pairs of extra corruptions   7
 #   long     the same and replay, three longer visits                  10
 #   gentle   kinds of replay and cheaper steps, as long                8
+#   mild     the queue and replay on a stream of mild and hard domains 5
 #   preparations  other ways to prepare, without adaptation            4
 #   replay   kinds of replay on the extra corruptions, three visits    4
 #   visits   the 15 domains three times over, with and without replay  12 (REPLAY=off: half)
@@ -45,8 +46,9 @@ pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepa
   (
     DATA=$DOUBLE file=$1
     shift
-    sweep "$@" --source "$file" --domains speckle_noise+gaussian_blur spatter+gaussian_blur \
-      saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise spatter+saturate
+    sweep "$@" --source "$file" --domains ${DOMAINS:-speckle_noise+gaussian_blur \
+      spatter+gaussian_blur saturate+speckle_noise gaussian_blur+saturate spatter+speckle_noise \
+      spatter+saturate}
   )
 }
 
@@ -63,6 +65,11 @@ for part in "$@"; do
   case $part in
     rates) pairs "$(prepared)" rates --cycles 2 --samples 5000 ;;
     long | gentle) pairs "$(prepared)" "$part" --cycles 3 --samples 6000 ;;
+    mild)
+      DOMAINS="speckle_noise spatter+gaussian_blur saturate saturate+speckle_noise gaussian_blur \
+        spatter+saturate spatter gaussian_blur+saturate speckle_noise+gaussian_blur \
+        spatter+speckle_noise" pairs "$(prepared)" mild --samples 10000
+      ;;
     preparations)
       still() { pairs "$(prepared "$@")" still --cycles 2 --samples 5000; }
       still one-view views=one warmup_rounds=6

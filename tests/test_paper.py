@@ -131,7 +131,9 @@ def test_no_cell_is_run_twice_after_an_interruption(
     assert {run.seed for f in finished for run in f.runs} == {1, 2}
 
 
-def test_cells_of_the_same_settings_are_one_run(tmp_path: Path) -> None:
+def test_cells_of_the_same_settings_are_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Place(samples=4, batch_size=2)
     plain, spelt, other = (
         replace(place.settings("tent", "cifar10-c", **chosen), domains=("fog",))
@@ -145,6 +147,9 @@ def test_cells_of_the_same_settings_are_one_run(tmp_path: Path) -> None:
     for change in ({"samples": 6}, {"source": Path("a")}, {"weights": (Path("w.pt"),)}):
         cell = Cell("d", replace(plain, **change))  # type: ignore[arg-type]
         assert folder_of(cell, 1, tmp_path) not in {f for fs in folders for f in fs}
+    # And so is the same of a version that chooses otherwise by itself.
+    monkeypatch.setattr(find_method("tent").Config, "published", {"demo": {"lr": 1e-4}})
+    assert folder_of(Cell("a", plain), 1, tmp_path) == folders[2][0]
 
 
 def test_bee_itself_is_run_once_for_all_tables() -> None:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from bombus.settings import RunSettings, make_config
 
 if TYPE_CHECKING:
     from bombus.data.images import ImageSet
+    from bombus.methods.base import BaseConfig
     from bombus.runs import Progress
 
 Watcher = Callable[["Progress"], None]
@@ -67,17 +68,19 @@ def run_cells(
 
 
 def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
-    """The same for cells of the same settings, however they are spelt and wherever files lie."""
-    asked = {k: v for k, v in essential(cell.settings).to_dict().items() if k != "seed"}
+    """The same for cells of the same settings, however they are spelt and wherever files lie.
+
+    Named after all of the method's settings, not only those that were asked for: where a later
+    version chooses otherwise, it is another run.
+    """
+    config = {k: v for k, v in asdict(_config(cell.settings)).items() if k != "seed"}
+    asked = {**cell.settings.to_dict(), "seed": None, "set": config}
     return runs / f"{cell.settings.method}-{_digest(asked)}-seed{seed}"
 
 
 def essential(settings: RunSettings) -> RunSettings:
     """Without what the method would have chosen anyway."""
-    method = find_method(settings.method)
-    benchmark = find_benchmark(settings.benchmark).settings_name
-    own = make_config(method, benchmark, replace(settings, set={}))
-    chosen = make_config(method, benchmark, settings)
+    own, chosen = _config(replace(settings, set={})), _config(settings)
     changed = {n for n in settings.set if getattr(own, n) != getattr(chosen, n)}
     return replace(settings, set={n: as_text(getattr(chosen, n)) for n in sorted(changed)})
 
@@ -85,6 +88,11 @@ def essential(settings: RunSettings) -> RunSettings:
 def for_seed(settings: RunSettings, seed: int) -> RunSettings:
     source = settings.source and Path(str(settings.source).replace(SEED, str(seed)))
     return replace(essential(settings), seed=seed, source=source)
+
+
+def _config(settings: RunSettings) -> BaseConfig:
+    benchmark = find_benchmark(settings.benchmark).settings_name
+    return make_config(find_method(settings.method), benchmark, settings)
 
 
 def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
