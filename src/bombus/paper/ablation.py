@@ -52,19 +52,17 @@ def cells(place: Place) -> list[Cell]:
 
 def line(levels: tuple[int, ...], queue: bool, replay: bool) -> dict[str, Any]:
     """The settings of `bee` with these parts only."""
-    chosen: dict[str, Any] = {"replay": "weighted" if replay else "off"}
+    chosen: dict[str, Any] = {
+        "inner_steps": 1 if queue else 0,
+        "replay": "weighted" if replay else "off",
+    }
     if not levels:
         return chosen | {
             "level_weights": (0,),
             "prediction_weight": 0,
-            "inner_steps": 0,
             "student_view": "none",
         }
-    if levels != (-1,):
-        chosen["levels"] = levels
-    if not queue:
-        chosen["inner_steps"] = 0
-    return chosen
+    return chosen | {"levels": levels}
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
