@@ -6,7 +6,7 @@
 #     sh lab/streams.sh STREAM...
 #
 # DATA holds severities 1 to 5 for the gradual stream; WARMUP is bee's, made by `bombus warmup bee`.
-# METHODS="tent bee" takes some of them.
+# METHODS="tent bee" takes some of them. On a CPU: BACKBONE=wrn-16-1 PRECISION=fp32.
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -25,7 +25,7 @@ for stream in "$@"; do
     [ "$method" = bee ] && source=$WARMUP
     # shellcheck disable=SC2086
     $PYTHON -m bombus run "$method" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
-      --source "$source" --precision bf16 --seed "$SEED" --samples $samples --stream "$stream" \
+      --source "$source" ${BACKBONE:+--backbone $BACKBONE} --precision ${PRECISION:-bf16} --seed "$SEED" --samples $samples --stream "$stream" \
       $options --out "$OUT/$stream/$method-seed$SEED" --resume
   done
 done

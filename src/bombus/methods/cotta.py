@@ -50,7 +50,9 @@ class CottaConfig(BaseConfig):
     momentum: float = 0.999
     """Of the teacher: how much of it stays at each step."""
     threshold: float = 0.92
-    """p_th: a batch on which the source model is less confident is seen in augmented views."""
+    """p_th: a batch on which the source model is less confident is seen in augmented views. The
+    authors' rule for another network: the 5 % quantile of its confidence on source images, less .05
+    (github.com/qinenergy/cotta, issue 16)."""
     augmentations: int = 32
     always_augment: bool = False
     """Make the views' forwards for confident batches too, unread, as the authors' CIFAR code."""

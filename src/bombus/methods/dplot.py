@@ -9,7 +9,7 @@ over the pair moves everything; the teacher follows. The prediction is of the sa
 the updates.
 Differs from the reference in:
 - Both gradients are taken before either step. The reference steps the blocks and then goes back
-  through the graph that step has changed in place, which torch refuses.
+  through the graph that step has changed in place, which torch has refused since 2.1 or so.
 - The student goes into the stream with the weights of the warm-up, as was plainly meant. The
   reference's loop silently puts it back to the source weights and leaves the teacher warmed:
   `student_keeps_warmup=False`.
