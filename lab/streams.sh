@@ -25,7 +25,8 @@ for stream in "$@"; do
     [ "$method" = bee ] && source=$WARMUP
     # shellcheck disable=SC2086
     $PYTHON -m bombus run "$method" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
-      --source "$source" ${BACKBONE:+--backbone $BACKBONE} --precision ${PRECISION:-bf16} --seed "$SEED" --samples $samples --stream "$stream" \
-      $options --out "$OUT/$stream/$method-seed$SEED" --resume
+      --source "$source" ${BACKBONE:+--backbone $BACKBONE} --precision ${PRECISION:-bf16} \
+      --seed "$SEED" --samples $samples --stream "$stream" $options \
+      --out "$OUT/$stream/$method-seed$SEED" --resume
   done
 done

@@ -16,6 +16,7 @@
 #   replay   kinds of replay on the extra corruptions, three visits    4
 #   visits   the 15 domains three times over, with and without replay  12 (REPLAY=off: half)
 #   views    bee prepared without noise in its view                    3
+#   rivals   those whose published constants belong to another network, otherwise
 #   blocks   which blocks may adapt                                    2
 #   memory   what a replay with 50 anchors leaves behind               0.2
 #   cifar-cnn, ablation, ...: an experiment of `bombus paper`
@@ -89,6 +90,17 @@ for part in "$@"; do
         $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
           --source "$(prepared)" --precision bf16 --seed "$SEED" --stream recurring --visits 3 \
           --out "$OUT/visits-$replay-seed$SEED" --resume --set replay="$replay"
+      done
+      ;;
+    rivals)
+      # TENT faster: the published network's scale parameters are probably smaller than this one's.
+      # CoTTA: its authors' rule for p_th on this network. DPLOT: as its released code runs.
+      for run in tent:lr=2e-3 tent:lr=3e-3 tent:lr=4e-3 cotta:threshold=0.949 \
+        dplot:student_keeps_warmup=false adacontrast:predict_with=batch; do
+        # shellcheck disable=SC2086
+        $PYTHON -m bombus run "${run%%:*}" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
+          --source "$SOURCE" --precision bf16 --seed "$SEED" --resume \
+          --out "$OUT/rivals/${run%%:*}-${run#*:}-seed$SEED" --set "${run#*:}"
       done
       ;;
     blocks)
