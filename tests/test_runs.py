@@ -10,17 +10,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bombus
-from bombus.errors import BombusError, ConfigError, UnknownNameError, WeightsError
+from bombus.backbones import create
+from bombus.backbones.weights import save_weights
+from bombus.errors import BombusError, CheckpointError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.provenance import code_sha256, command_line, versions
-from bombus.runs import Run
+from bombus.methods._warmup import save_warmup
+from bombus.methods.bee import Bee
+from bombus.paper import Cell
+from bombus.paper.run import folder_of
+from bombus.provenance import code_sha256, command_line, file_digests, versions
+from bombus.runs import FILES, Run
 from bombus.settings import RunSettings, make_config, parse_setting
+from tiny import make_tiny, noise_batches
 
 SMALL = RunSettings(
     method="tent", domains=("gaussian_noise", "brightness"), samples=40, batch_size=20
@@ -133,6 +142,109 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="not empty"):
         Run(SMALL).execute(tmp_path / "mine", resume=True)
+
+
+def test_other_weights_of_the_same_name_are_another_run(tmp_path: Path) -> None:
+    def settings(folder: str, seed: int) -> RunSettings:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        file = tmp_path / folder / "net.safetensors"
+        torch.manual_seed(seed)
+        save_weights(create("wrn-10-1", num_classes=10), file)
+        return replace(SMALL, backbone="wrn-10-1", weights=(file,))
+
+    first = Run(settings("a", 1)).execute(tmp_path / "run")
+    with pytest.raises(ConfigError, match="another files"):
+        Run(settings("b", 2)).execute(tmp_path / "run", resume=True)
+    assert Run(settings("moved", 1)).execute(tmp_path / "run", resume=True) == first
+    cells = [Cell("x", settings(name, seed)) for name, seed in (("a", 1), ("b", 2), ("moved", 1))]
+    a, b, moved = (folder_of(cell, 1, tmp_path) for cell in cells)
+    assert a == moved != b
+    # A run begun by a version that went by names alone can still be finished.
+    file = tmp_path / "run" / "settings.json"
+    file.write_text(
+        json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != FILES})
+    )
+    assert Run(settings("a", 1)).execute(tmp_path / "run", resume=True) == first
+
+
+def test_a_warm_up_made_otherwise_is_another_run_made_again_it_is_not(tmp_path: Path) -> None:
+    def digests(name: str, **chosen: Any) -> dict[str, str]:
+        file = tmp_path / name
+        save_warmup(
+            Bee(make_tiny("batchnorm"), Bee.Config(**chosen), source=noise_batches(3)), file
+        )
+        return file_digests((), file)
+
+    one = digests("a", seed=1)
+    assert one == digests("b", seed=1)
+    assert one != digests("c", seed=1, warmup_lr=1e-3)
+    (tmp_path / "d").write_bytes(b"no warm-up")
+    assert file_digests((), tmp_path / "d") not in (one, {})
+    assert file_digests((Path("robustbench:Standard"),), tmp_path) == {}
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """A run that stopped after a checkpoint."""
+
+    def stop(progress: Any) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(SMALL).execute(tmp_path / "torn", watch=stop, checkpoint_every=1)
+    return tmp_path / "torn"
+
+
+def test_a_log_shorter_than_its_checkpoint_is_told_and_left(torn: Path) -> None:
+    log = torn / "batches.jsonl"
+    log.write_bytes(log.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"batches.jsonl is shorter .*\(100 of \d+ bytes\)"):
+        Run(SMALL).execute(torn, resume=True)
+    assert log.stat().st_size == 100
+    log.unlink()
+    with pytest.raises(CheckpointError, match=r"\(0 of"):
+        Run(SMALL).execute(torn, resume=True)
+
+
+def test_a_log_of_nonsense_is_told(torn: Path) -> None:
+    log = torn / "batches.jsonl"
+    log.write_bytes(b"x" * log.stat().st_size)
+    with pytest.raises(CheckpointError, match="no records"):
+        Run(SMALL).execute(torn, resume=True)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "run.json"])
+def test_broken_files_of_a_run_are_told(name: str, torn: Path) -> None:
+    (torn / name).write_text("{")
+    with pytest.raises(CheckpointError, match=rf"{name} is not the file that a run wrote"):
+        Run(SMALL).execute(torn, resume=True)
+
+
+def test_a_kill_before_the_first_file_was_whole_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / ".settings.json.123.tmp").write_text('{"met')
+    assert Run(SMALL).execute(tmp_path, resume=True)["method"] == "tent"
+
+
+def test_what_is_not_finite_is_null_in_the_files(tmp_path: Path) -> None:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    settings = replace(SMALL, method="bee", set={"lr": "1e30"})
+    Run(settings).execute(tmp_path / "quiet")
+    lines = (tmp_path / "quiet" / "batches.jsonl").read_text().splitlines()
+    for text in (*lines, (tmp_path / "quiet" / "run.json").read_text()):
+        json.loads(text, parse_constant=no_constant)
+    assert any(v is None for line in lines for v in json.loads(line)["signals"].values())
+
+    def stop(progress: Any) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings).execute(tmp_path / "torn", watch=stop, checkpoint_every=1)
+    Run(settings).execute(tmp_path / "torn", resume=True)
+    assert measured_aside(tmp_path / "torn") == measured_aside(tmp_path / "quiet")
 
 
 def test_keeps_the_adapter_where_asked(tmp_path: Path) -> None:

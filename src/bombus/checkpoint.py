@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,8 +44,22 @@ def write_bytes(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def is_temporary(path: Path) -> bool:
+    """Left behind by a kill in the middle of `write_bytes`."""
+    return path.name.startswith(".") and path.suffix == ".tmp"
+
+
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """As JSON can hold it, which has no word for a number that is not finite: None instead."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> None:

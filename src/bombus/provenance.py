@@ -1,8 +1,9 @@
-"""Where a result comes from: versions, device, and the command that made it."""
+"""Where a result comes from: versions, device, files, and the command that made it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shlex
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 import bombus
+from bombus.backbones._files import sha256_of_files
 
 
 def versions() -> dict[str, str]:
@@ -34,6 +37,29 @@ def code_sha256() -> str:
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
         digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
     return digest.hexdigest()
+
+
+def file_digests(weights: Sequence[Path], source: Path | None) -> dict[str, str]:
+    """What tells a network or a warm-up from another of the same name, wherever the files lie.
+
+    A warm-up counts by what it was made of, not by its bytes: made again on a GPU it differs in
+    these. Names of published weights are no files; folders of images go by their names alone.
+    """
+    found = {}
+    if weights and all(path.is_file() for path in weights):
+        found["weights"] = sha256_of_files(weights)
+    if source is not None and source.is_file():
+        found["source"] = _made_of(source)
+    return found
+
+
+def _made_of(warmup: Path) -> str:
+    try:
+        with safe_open(warmup, framework="np") as reader:
+            said = json.dumps(reader.metadata(), sort_keys=True)
+    except SafetensorError:
+        return sha256_of_files([warmup])  # no warm-up; who reads it will say so
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -41,8 +41,11 @@ from bombus.metrics.quality import summarise_quality
 from bombus.models import choose_backbone, find_source, open_model, why_unusual
 from bombus.online import adapt_online, autocast
 from bombus.preflight import IMAGES, examine
-from bombus.provenance import command_line, device_name, versions
+from bombus.provenance import command_line, device_name, file_digests, versions
 from bombus.settings import RunSettings, make_config, pick_device
+
+SETTINGS = "settings.json"
+FILES = "files"  # in it: what tells files of the same name apart
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Run:
         before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
-            checkpoint.write_json(out / "settings.json", self.settings.to_dict())
+            checkpoint.write_json(out / SETTINGS, checkpoint.finite(self._asked))
             log.write_bytes(b"")
         meter = _meter(records)
         total = len(self.plan_domains)
@@ -134,7 +137,8 @@ class Run:
                 before = {}
                 if self._ends_domain(len(records) + 1):
                     record |= self._clean_error(adapter, "clean_error")
-                file.write(json.dumps(record).encode() + b"\n")
+                record = checkpoint.finite(record)
+                file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 records.append(record)
                 meter.add(_counts(record))
                 if watch is not None:
@@ -150,11 +154,17 @@ class Run:
                 self._save(adapter, file, saved)
             file.flush()
             os.fsync(file.fileno())
-        result = self._result(adapter, meter, records)
+        result: dict[str, Any] = checkpoint.finite(self._result(adapter, meter, records))
         checkpoint.write_json(out / "run.json", result)
         if not keep_adapter:
             _remove(saved)
         return result
+
+    @cached_property
+    def _asked(self) -> dict[str, Any]:
+        """What a run must share with the one it goes on with."""
+        files = file_digests(self.settings.weights, self.settings.source)
+        return self.settings.to_dict() | ({FILES: files} if files else {})
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -175,16 +185,19 @@ class Run:
 
     def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
         """The finished result in the folder, if any; a folder that is not ours is refused."""
-        asked = self.settings.to_dict()
-        settings_file = out / "settings.json"
-        if settings_file.exists():
+        asked = self._asked
+        if (out / SETTINGS).exists():
             if not resume:
                 raise ConfigError(
                     f"{out} already holds a run; add --resume to go on with it, or choose "
                     "another --out."
                 )
-            before = json.loads(settings_file.read_text())
+            before = _read_json(out / SETTINGS)
             differing = sorted(k for k in {*asked, *before} if asked.get(k) != before.get(k))
+            if FILES in differing and FILES not in before:
+                differing.remove(
+                    FILES
+                )  # begun before they were told apart by more than their names
             if differing:
                 raise ConfigError(
                     f"{out} holds a run with another {', '.join(differing)} "
@@ -192,9 +205,8 @@ class Run:
                     "with the same settings, or choose another --out."
                 )
             if (out / "run.json").exists():
-                done: dict[str, Any] = json.loads((out / "run.json").read_text())
-                return done
-        elif out.exists() and any(out.iterdir()):
+                return _read_json(out / "run.json")
+        elif out.exists() and not all(checkpoint.is_temporary(path) for path in out.iterdir()):
             raise ConfigError(f"{out} is not empty and holds no run; choose another --out.")
         return None
 
@@ -202,14 +214,19 @@ class Run:
         if not (saved / checkpoint.MANIFEST).exists():
             return self._adapter(), []
         length = checkpoint.load_meta(saved)["log_bytes"]
-        with log.open("rb+") as file:
-            file.truncate(length)
-        records = [json.loads(line) for line in log.read_bytes().splitlines()]
-        if log.stat().st_size != length:
+        found = log.stat().st_size if log.exists() else 0
+        if found < length:
             raise CheckpointError(
-                f"{log} is shorter than its checkpoint says ({log.stat().st_size} of {length} "
-                "bytes); start the run anew in another folder."
+                f"{log} is shorter than its checkpoint says ({found} of {length} bytes); start the "
+                "run anew in another folder."
             )
+        os.truncate(log, length)
+        try:
+            records = [json.loads(line) for line in log.read_bytes().splitlines()]
+        except ValueError:
+            raise CheckpointError(
+                f"{log} holds lines that are no records; start the run anew in another folder."
+            ) from None
         return self.method.load(saved, self.model), records
 
     def _adapter(self) -> Adapter:
@@ -282,6 +299,16 @@ class Run:
             "versions": versions(),
             "command": command_line(sys.argv[1:]),
         }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError:
+        raise CheckpointError(
+            f"{path} is not the file that a run wrote; start the run anew in another folder."
+        ) from None
+    return value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BombusError as error:
         _stop(str(error), error.exit_code)
     except KeyboardInterrupt:
-        _stop("interrupted; a run goes on with the same command and --resume.", 130)
+        _stop(
+            "interrupted; the same command goes on where this stopped (a run: with --resume).", 130
+        )
     except BrokenPipeError:
         # The reader (head, less) has gone. Python must not try to flush into it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bombus.data.benchmarks import find_benchmark
 from bombus.methods import find_method
 from bombus.paper import Cell, Finished, as_text
+from bombus.provenance import file_digests
 from bombus.report.records import RESULT, read_run
 from bombus.settings import RunSettings, make_config
 
@@ -73,8 +74,10 @@ def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
     Named after all of the method's settings, not only those that were asked for: where a later
     version chooses otherwise, it is another run.
     """
-    config = {k: v for k, v in asdict(_config(cell.settings)).items() if k != "seed"}
-    asked = {**cell.settings.to_dict(), "seed": None, "set": config}
+    settings = for_seed(cell.settings, seed)
+    config = {k: v for k, v in asdict(_config(settings)).items() if k != "seed"}
+    files = file_digests(settings.weights, settings.source)
+    asked = {**cell.settings.to_dict(), "seed": None, "set": config, "files": files}
     return runs / f"{cell.settings.method}-{_digest(asked)}-seed{seed}"
 
 
@@ -103,6 +106,7 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
         return settings
     deciding = ("method", "benchmark", "backbone", "weights", "source", "batch_size", "precision")
     asked = {name: settings.to_dict()[name] for name in deciding}
+    asked["files"] = file_digests(settings.weights, None)
     file = runs / f"bee-prepared-{_digest(asked)}-seed{settings.seed}.safetensors"
     if not file.exists():
         runs.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,8 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
     total = signal_of(records, TOTAL)
     if np.isnan(total).all():
         names = sorted({name for record in records for name in record.get("signals", {})})
+        if TOTAL in names:
+            raise DataError(f"The loss of {folder} was never a finite number; nothing to draw.")
         raise DataError(
             f"{folder} recorded no consistency loss (the signal {TOTAL!r}), so there is none to "
             f"draw; its signals: {', '.join(names) or 'none'}."
