@@ -71,7 +71,7 @@ def test_hidden_and_other_files_are_left_alone(tree: Path) -> None:
 def test_unequal_sizes_need_a_size(tree: Path) -> None:
     save_picture(tree / "photo" / "dog" / "big.png", (20, 10))
     images = ImageFolder(tree)
-    message = r"big\.png is 20 x 10 pixels, but the set's first image is 8 x 8; give a size"
+    message = r"big\.png is 20 x 10 pixels, but the set's first image is 8 x 8; bring them"
     with pytest.raises(DataError, match=message):
         images.load("photo", 5, np.arange(4))
     with pytest.raises(DataError, match=message):  # also when it is alone in its batch

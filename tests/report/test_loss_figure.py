@@ -126,6 +126,9 @@ def test_faults(run, write_run, tmp_path, monkeypatch):
     add_signals(other, lambda _: {"entropy": 1.0, "confidence": 0.5})
     with pytest.raises(DataError, match=r"its signals: confidence, entropy\.$"):
         loss_figure(other, out)
+    add_signals(other, lambda _: {"mcr": None})
+    with pytest.raises(DataError, match="never a finite number"):
+        loss_figure(other, out)
     with pytest.raises(DataError, match="There is no run at"):
         loss_figure(tmp_path / "nowhere", out)
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)

@@ -117,6 +117,13 @@ def test_says_what_was_run_and_what_came_out(runs):
     assert len(said) == 3
 
 
+def test_a_folder_of_images_has_no_severity(write_run):
+    bare = {"name": "mine", "severities": "none; the severity asked for is ignored"}
+    folder = write_run("x", benchmark="folder", domains=("day", "dusk", "fog"), data=bare, **SMALL)
+    summary = page_of(folder).all("p")[0].words
+    assert "a continual stream of 3 domains, 600 images a domain" in summary
+
+
 def test_says_what_cannot_be_concluded(write_run, tmp_path):
     write_run("tent", "tent", (20, 30, 40))
     write_run("bn", "bn", (20, 30, 40.04), samples=500, precision="bf16")

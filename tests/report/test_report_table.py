@@ -231,6 +231,24 @@ def test_markdown_has_as_many_cells_everywhere(everything):
     assert "| **11.0** |" in to_markdown(everything)
 
 
+def test_names_of_folders_do_not_break_markdown(tables_of):
+    names = ("a|b", "<i>", "plain")
+    (table,) = tables_of(("tent", [1, 2, 3], {"domains": names}))
+    head = to_markdown([table]).splitlines()[2]
+    assert head == r"| Method | a\|b | &lt;i> | plain | Mean |"
+
+
+def test_a_folder_of_images_has_no_severity(tables_of):
+    bare = {"name": "mine", "severities": "none; the severity asked for is ignored"}
+    own = {"benchmark": "folder", "domains": ("day", "night", "fog"), "data": bare}
+    runs = [
+        ("tent", [1, 2, 3], own),
+        ("bn", [1, 2, 3], {**own, "stream": {"severity": 3}}),
+    ]
+    (table,) = tables_of(*runs)  # one, though somebody asked for another severity
+    assert table.heading == "folder, wrn-28-10, 3 domains"
+
+
 def test_latex_is_balanced_and_escaped(everything):
     text = to_latex(everything)
     body = re.sub(r"\\[{}&%$#_\\]", "", text)

@@ -88,7 +88,7 @@ class ImageFolder:
         images = read_images(
             [self._files[domain][place] for place in index],
             self._pixels,
-            "give a size to bring them all to",
+            "bring them all to one size (in Python: ImageFolder(folder, size=224))",
             resize=self._size,
             crop=self._size,
         )

@@ -31,10 +31,17 @@ def split_by_task(runs: Sequence[RunResult]) -> list[list[RunResult]]:
     tasks: dict[Any, list[RunResult]] = {}
     for run in runs:
         names = tuple(d.name for d in run.domains)
-        severity, stream = run.stream.get("severity"), stream_label(run)
-        task = (run.benchmark, run.backbone, severity, stream, names)
+        task = (run.benchmark, run.backbone, severity_of(run), stream_label(run), names)
         tasks.setdefault(task, []).append(run)
     return list(tasks.values())
+
+
+def severity_of(run: RunResult) -> int | None:
+    """None where the images have no severities, whatever was asked for."""
+    if isinstance(run.data.get("severities"), str):
+        return None
+    severity: int | None = run.stream.get("severity")
+    return severity
 
 
 def stream_label(run: RunResult) -> str:

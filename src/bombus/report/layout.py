@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bombus.metrics.interval import half_width
-from bombus.report.groups import Group, group_runs, split_by_task, stream_label
+from bombus.report.groups import Group, group_runs, severity_of, split_by_task, stream_label
 from bombus.report.published import PublishedRow, published_rows
 from bombus.report.records import RunResult
 
@@ -124,7 +124,7 @@ def _table(
     columns.append(Column("mean", "Mean", "mean", digits))
     columns += extra
     ours = mark_best([_row(group, extra, intervals) for group in groups], columns)
-    severity, stream = first.stream.get("severity"), stream_label(first)
+    severity, stream = severity_of(first), stream_label(first)
     # What is printed elsewhere is of the continual stream.
     as_printed = names == tuple(SHORT) and severity == 5 and not stream
     rows: list[Row] = []
@@ -156,7 +156,8 @@ def _table(
         ] = None
     if len({row.section for row in rows}) < 2:  # nothing to set apart
         rows = [replace(row, section="") for row in rows]
-    heading = f"{first.benchmark}, {first.backbone}, severity {severity}"
+    heading = f"{first.benchmark}, {first.backbone}"
+    heading += f", severity {severity}" if severity else ""
     heading += f", {stream}" if stream else ""
     if names != tuple(SHORT):
         heading += f", {len(names)} domain{'s' if len(names) > 1 else ''}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bombus.report.groups import Group, stream_label
+from bombus.report.groups import Group, severity_of, stream_label
 from bombus.report.layout import FREE, Row, Table, format_value
 from bombus.report.records import RunResult
 
@@ -25,11 +25,13 @@ def _what_was_run(runs: Sequence[RunResult]) -> str:
     seeds = sorted({run.seed for run in runs})
     kind, _, options = (stream_label(first) or "continual").partition(", ")
     stream = f"{kind} stream ({options})" if options else f"{kind} stream"
+    severity = severity_of(first)
+    hard = f" at severity {severity}" if severity else ""
     return (
         f"{count(len(runs), 'run')} of {count(len(methods), 'method')} ({listed(methods)}) with "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {listed(map(str, seeds))}, on {first.benchmark} "
-        f"with {first.backbone}: a {stream} of {count(len(first.domains), 'domain')} at severity "
-        f"{first.stream.get('severity')}, {images} images a domain, in batches of {batches}."
+        f"with {first.backbone}: a {stream} of {count(len(first.domains), 'domain')}{hard}, "
+        f"{images} images a domain, in batches of {batches}."
     )
 
 

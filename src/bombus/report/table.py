@@ -116,8 +116,8 @@ def to_markdown(tables: Sequence[Table]) -> str:
     around: dict[Mark, str] = {"best": "**", "second": "*", "": ""}
     parts = []
     for table in tables:
-        lines = [f"### {table.heading}", ""]
-        lines.append("| Method | " + " | ".join(c.head for c in table.columns) + " |")
+        lines = [f"### {_plain(table.heading)}", ""]
+        lines.append("| Method | " + " | ".join(_plain(c.head) for c in table.columns) + " |")
         lines.append("|:--|" + "--:|" * len(table.columns))
         section = ""
         for row in table.rows:
@@ -125,13 +125,18 @@ def to_markdown(tables: Sequence[Table]) -> str:
                 section = row.section
                 lines.append(f"| *{section}* |" + " |" * len(table.columns))
             label = f"↳ {row.label}" if row.published else row.label
-            cells = [label.replace("|", "\\|")]
+            cells = [_plain(label)]
             for cell, column in zip(row.cells, table.columns, strict=True):
                 cells.append(f"{around[cell.mark]}{_format(cell, column)}{around[cell.mark]}")
             lines.append("| " + " | ".join(cells) + " |")
         lines += ["", *(f"- {note}" for note in table.notes)]
         parts.append("\n".join(lines).rstrip("\n"))
     return "\n\n".join(parts) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes for nothing else: a folder of somebody's may be called `a|<b>`."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def to_latex(tables: Sequence[Table]) -> str:
