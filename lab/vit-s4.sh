@@ -4,9 +4,12 @@
 #   WEIGHTS=cifar10-vit-s4.safetensors DATA=cifar10-c EXTRA=extras SOURCE=cifar10 OUT=runs SEED=1 \
 #     sh lab/vit-s4.sh PART...
 #
-#   choose   settings of bee, on the extra corruptions, two visits of 10 batches
+# (PART=0/2 and PART=1/2: half of a sweep each, side by side; METHODS: some of `all`)
+#
+#   still    ways to prepare bee, without adaptation, on the extra corruptions, two visits of 10 batches
+#   choose   settings of bee, there, from the preparation PREPARED names
 #   rivals   settings of the others, there
-#   all      every method
+#   all      every method; SET_tent="lr=1e-4" and the like: what was chosen
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -18,7 +21,7 @@ sweep() { # VARIANTS OPTIONS...
   # shellcheck disable=SC2086
   $PYTHON lab/sweep.py "lab/variants/$variants.json" --benchmark cifar10-c --backbone vit-s4-32 \
     --weights $WEIGHTS --data "$EXTRA" --samples 2000 --cycles 2 --precision bf16 --seed "$SEED" \
-    --out "$OUT/vit-seed$SEED.jsonl" "$@"
+    --out "$OUT/vit-seed$SEED.jsonl" --part "${PART:-0/1}" "$@"
 }
 
 prepared() { # NAME SETTINGS...
@@ -32,20 +35,27 @@ prepared() { # NAME SETTINGS...
 
 for part in "$@"; do
   case $part in
-    choose)
+    still)
       sweep still # the mirror pair alone
-      sweep still --source "$(prepared slow warmup_lr=1e-5)"
-      sweep still --source "$(prepared fast)"
-      sweep vit --source "$(prepared fast)"
+      sweep still --source "$(prepared plain)"
+      sweep still --source "$(prepared slow warmup_lr=3e-5)"
+      sweep still --source "$(prepared codes prediction_weight=0)"
+      sweep still --source "$(prepared cross warmup_loss=cross-entropy prediction_weight=0)"
+      ;;
+    choose)
+      sweep vit --source "$(prepared "${PREPARED:-plain}")"
       sweep vit-class-token --source "$(prepared class tokens=class)"
       ;;
     rivals) sweep vit-rivals --source "$SOURCE" ;;
     all)
-      for method in source tent sar vdp vida continual-mae bee bee-paper cotta; do
+      for method in ${METHODS:-source tent sar vdp vida bee bee-paper continual-mae cotta}; do
+        source=$SOURCE
+        [ "$method" = bee ] && source=$(prepared "${PREPARED:-plain}")
+        chosen=$(eval echo "\$SET_$(echo "$method" | tr - _)")
         # shellcheck disable=SC2086
         $PYTHON -m bombus run "$method" --benchmark cifar10-c --backbone vit-s4-32 \
-          --weights $WEIGHTS --data "$DATA" --source "$SOURCE" --precision bf16 --seed "$SEED" \
-          --out "$OUT/vit-$method-seed$SEED" --resume
+          --weights $WEIGHTS --data "$DATA" --source "$source" --precision bf16 --seed "$SEED" \
+          --out "$OUT/vit-$method-seed$SEED" --resume ${chosen:+--set $chosen}
       done
       ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
