@@ -48,3 +48,9 @@ def test_channels_are_read_off_a_users_network() -> None:
 def test_double_models_take_doubles() -> None:
     x = torch.rand(2, 3, 4, 4, dtype=torch.float64)
     assert not check(x, Input(), like=LIKE.double()).rejected
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_images_without_channels_are_no_images(count: int) -> None:
+    with pytest.raises(InputError, match="no channels"):
+        check(torch.rand(count, 0, 4, 4), Input(channels=None), like=LIKE)

@@ -22,7 +22,7 @@ from bombus.backbones import create
 from bombus.backbones.weights import save_weights
 from bombus.errors import BombusError, CheckpointError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
-from bombus.methods._warmup import save_warmup
+from bombus.methods._warmup_file import save_warmup
 from bombus.methods.bee import Bee
 from bombus.paper import Cell
 from bombus.paper.run import folder_of

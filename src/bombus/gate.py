@@ -71,6 +71,12 @@ def check(x: Tensor, expected: Input, *, like: Tensor) -> Gated:
     return Gated(len(x), _bad_samples(x, expected))
 
 
+def clean(x: Tensor, gated: Gated) -> Tensor:
+    """The samples that may pass, fit to enter a graph: made under inference_mode they are not."""
+    x = x.clone() if x.is_inference() else x.detach()
+    return x[gated.kept] if gated.rejected else x
+
+
 def _check_layout(x: Tensor, expected: Input) -> None:
     shape = tuple(x.shape)
     if x.dim() != 4:
@@ -86,6 +92,11 @@ def _check_layout(x: Tensor, expected: Input) -> None:
             remedy = f"give images of {channels} channels"
         raise InputError(
             f"Got a batch of shape {shape}, expected {channels} channels in axis 1; {remedy}."
+        )
+    if shape[1] == 0:
+        raise InputError(
+            f"Got a batch of shape {shape}, whose images have no channels; give images of at least "
+            "one, (N, C, H, W)."
         )
     if len(x) and not all(1 <= side <= LARGEST_SIDE for side in shape[2:]):
         raise InputError(

@@ -15,7 +15,7 @@ from bombus.backbones.vit import VisionTransformer
 from bombus.backbones.weights import LoadedWeights, load_weights
 from bombus.data.benchmarks import Benchmark, find_benchmark
 from bombus.data.source import FolderBatches, SourceBatches
-from bombus.errors import ConfigError, WeightsError
+from bombus.errors import CheckpointError, ConfigError, WeightsError
 from bombus.methods import find_method
 from bombus.settings import RunSettings
 
@@ -69,6 +69,11 @@ def find_source(
         return embedded if own_network and method.name == "bee" else None
     if given.is_file():
         return given
+    if given.suffix == ".safetensors" and not given.exists():
+        raise CheckpointError(
+            f"There is no warm-up file {given}; make it with `bombus warmup`, or give the folder "
+            "of training images."
+        )
     if benchmark.source != "class folders":
         return SourceBatches(given, benchmark.source, batch_size, seed=settings.seed)
     labelled = method.needs == "labels"  # else nobody reads the numbers of the classes

@@ -31,6 +31,7 @@ from bombus.data.images import ImageSet
 from bombus.data.stream import Piece
 from bombus.data.streams import find_stream, take_options
 from bombus.errors import CheckpointError, ConfigError
+from bombus.fields import Count, check
 from bombus.finding import Finding
 from bombus.forgetting import clean_batches, clean_error
 from bombus.methods import find_method
@@ -109,6 +110,7 @@ class Run:
         keep_adapter: bool = False,
     ) -> dict[str, Any]:
         """Stream everything, or what is left of it, and return the result."""
+        check("checkpoint_every", checkpoint_every, Count)
         finished = self._find_finished(out, resume)
         if finished is not None:
             return finished

@@ -13,6 +13,7 @@ import torch
 
 from bombus.backbones.published import named_weights
 from bombus.errors import ConfigError, UnknownNameError
+from bombus.fields import Count, Seed, check_fields
 from bombus.methods.base import Adapter, BaseConfig
 from bombus.names import Precision
 
@@ -32,14 +33,17 @@ class RunSettings:
     delta: float | None = None
     domains: tuple[str, ...] = ()
     severity: int = 5
-    samples: int | None = None
-    batch_size: int | None = None
+    samples: Count | None = None
+    batch_size: Count | None = None
     clean: Path | None = None  # clean test images, to see what is forgotten; or "embedded"
-    seed: int = 1
+    seed: Seed = 1
     device: str = "auto"
     precision: Precision = "fp32"
     set: dict[str, str] = field(default_factory=dict)  # the method's own settings, as text
     legacy_vida: bool = False  # feed a ViT without mean and std, as the published tables did
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         as_text = {"weights": [p.name for p in self.weights], "domains": list(self.domains)}
@@ -66,7 +70,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" makes tensors, but without numbers in them
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

@@ -334,7 +334,7 @@ def test_what_is_no_block_output() -> None:
             super().forward(x)
             return "a cat"
 
-    with pytest.raises(ConfigError, match="returned str"):
+    with pytest.raises(ConfigError, match="with a str, expected one tensor"):
         forward_with_blocks(Texts(model), x, ["model.layer1"])
 
 

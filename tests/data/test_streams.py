@@ -619,8 +619,8 @@ def test_a_broken_off_run_ends_as_an_unbroken_one(kind: str, tmp_path: Path) -> 
         (["--delta", "0.1"], "'continual' has no --delta"),
         (["--stream", "correlated", "--delta", "0"], "delta 0"),
         (["--stream", "changing", "--domains", "fog"], "at least two domains"),
-        (["--seed", "-1"], "seed -1"),
-        (["--batch-size", "0"], "batch size 0"),
+        (["--seed", "-1"], "seed=-1"),
+        (["--batch-size", "0"], "batch_size=0"),
     ],
 )
 def test_wrong_calls_get_one_sentence(

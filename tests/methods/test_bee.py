@@ -15,11 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bombus
+from bombus.cli import main
 from bombus.errors import CheckpointError, ConfigError
-from bombus.methods._warmup import load_warmup, save_warmup, shallow_blocks, train
+from bombus.methods._warmup import disagreement, shallow_blocks, train
+from bombus.methods._warmup_file import load_warmup, save_warmup
 from bombus.methods.bee import Bee, BeePaper
 from bombus.metrics.passes import PassCounter
-from tiny import make_tiny, noise_batches, tree_hash
+from tiny import make_tiny, noise_batches, tree_hash, write_cifar10
 
 
 class Small(nn.Module):
@@ -292,6 +294,27 @@ def test_a_cached_warm_up_is_taken_for_the_same_source_only(
     assert len(made) == 4
 
 
+def test_a_warm_up_with_the_teacher_as_plain_target_is_less_sure() -> None:
+    """The symmetric loss lowers the entropy as well: its gradient at equal answers shows it."""
+    logits = torch.tensor([[2.0, 0.5, -1.0]], dtype=torch.float64)
+    p = logits.softmax(1).numpy()[0]
+    for kind in ("cross-entropy", "symmetric"):
+        student = logits.clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(disagreement(student, logits, kind), student)
+        log_p = np.log(p)
+        # d/ds of -sum p log s(p) is 0 at s = p; the other half adds that of the entropy.
+        entropy = -(p * (log_p - (p * log_p).sum()))
+        expected = np.zeros(3) if kind == "cross-entropy" else entropy / 2
+        np.testing.assert_allclose(gradient.numpy()[0], expected, atol=1e-12)
+    source = noise_batches(6)
+    plain, symmetric = (
+        Bee(make_tiny("batchnorm"), Bee.Config(warmup_loss=kind, warmup_lr=0.01), source=source)
+        for kind in ("cross-entropy", "symmetric")
+    )
+    surer = [b(source[0]).softmax(1).max(1).values.mean() for b in (plain, symmetric)]
+    assert surer[0] < surer[1]
+
+
 @pytest.mark.parametrize("blocks", ["adapting", "all"])
 def test_warm_up_moves_codes_and_blocks(blocks: Any) -> None:
     model = make_tiny("batchnorm")
@@ -524,3 +547,138 @@ def test_a_transformer_is_described_by_patches_or_class_token() -> None:
     assert not torch.equal(made["patches"].descriptors[first], made["class"].descriptors[first])
     # The last level is what the classifier reads, either way.
     assert torch.equal(made["patches"].descriptors[last], made["class"].descriptors[last])
+
+
+@pytest.mark.parametrize("method", [Bee, BeePaper])
+def test_a_network_of_bfloat16_is_warmed_up(method: type[Bee], own_cache_folder: Path) -> None:
+    model, batches = make_tiny("batchnorm").bfloat16(), [x.bfloat16() for x in noise_batches(5)]
+    made = method(model, method.Config(codes=8), source=batches[:3])
+    moved = dict(model.named_parameters())
+    assert any(not torch.equal(p, moved[n]) for n, p in made.adapted.items())
+    assert len(list(own_cache_folder.rglob("*.safetensors"))) == 1
+    read = method(model, method.Config(codes=8), source=batches[:3])
+    for x in batches:
+        answers = made(x)
+        assert answers.isfinite().all()
+        assert torch.equal(answers, read(x))
+
+
+@pytest.fixture
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BOMBUS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def rewrite(file: Path, header: Any) -> None:
+    with safe_open(file, "pt") as reader:
+        tensors = {n: reader.get_tensor(n) for n in reader.keys()}  # noqa: SIM118
+    save_file(tensors, file, {"bombus.warmup": json.dumps(header)})
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "empty", "garbage", "foreign", "no facts", "a list", "other", "lost", "grown"]
+)
+def test_a_cached_warm_up_that_cannot_be_used_is_made_again(
+    damage: str, own_cache_folder: Path
+) -> None:
+    model, config, batches = make_tiny("batchnorm"), Bee.Config(codes=8), noise_batches(4)
+    good = Bee(model, config, source=batches[:3])
+    (file,) = own_cache_folder.rglob("*.safetensors")
+    whole = file.read_bytes()
+    with safe_open(file, "pt") as reader:
+        header = json.loads(reader.metadata()["bombus.warmup"])
+        tensors = {n: reader.get_tensor(n) for n in reader.keys()}  # noqa: SIM118
+    one = next(name for name in tensors if name.startswith("weights/"))
+    if damage in ("cut", "empty"):
+        file.write_bytes(whole[: len(whole) // 2 if damage == "cut" else 0])
+    elif damage == "garbage":
+        file.write_bytes(b"\0 no tensors at all " * 9)
+    elif damage == "foreign":
+        save_file({"x": torch.zeros(2)}, file)
+    elif damage in ("no facts", "a list"):
+        rewrite(file, {} if damage == "no facts" else [1])
+    elif damage == "other":
+        rewrite(file, {**header, "source_sha256": "0" * 64})
+    else:
+        spoilt = {one: torch.zeros(1, 2, 3)} if damage == "grown" else {}
+        kept = {n: t for n, t in tensors.items() if n != one}
+        save_file({**kept, **spoilt}, file, {"bombus.warmup": json.dumps(header)})
+    assert file.read_bytes() != whole
+
+    again = Bee(model, config, source=batches[:3])
+    assert tree_hash(again.state_dict()) == tree_hash(good.state_dict())
+    assert file.read_bytes() == whole
+    again(batches[3])
+    assert [e["event"] for e in again.last.events] == ["warm-up made again"]
+    assert str(file) in again.last.events[0]["reason"]
+    silent = Bee(model, config, source=batches[:3])
+    assert torch.equal(silent(batches[3]), good(batches[3]))
+    assert silent.last.events == ()
+
+
+def test_a_cache_that_cannot_be_written_costs_no_warm_up(own_cache_folder: Path) -> None:
+    model, config, batches = make_tiny("batchnorm"), Bee.Config(codes=8), noise_batches(4)
+    own_cache_folder.write_text("a file where the folder should be")
+    bee = Bee(model, config, source=batches[:3])
+    answers = bee(batches[3])
+    (event,) = bee.last.events
+    assert event["event"] == "warm-up not kept"
+    assert "cannot be written to (Not a directory); set BOMBUS_CACHE" in event["reason"]
+    assert bee.source_bytes == 3 * batches[0].numel()
+    own_cache_folder.unlink()
+    assert torch.equal(Bee(model, config, source=batches[:3])(batches[3]), answers)
+
+
+def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    *findings, sentence = capsys.readouterr().err.strip().splitlines()
+    assert sentence.startswith("bombus: ")
+    assert not any("Traceback" in finding for finding in findings)
+    return sentence
+
+
+def test_where_a_warm_up_goes_is_known_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_cifar10(tmp_path / "cifar10", 20)
+    make = ["warmup", "--benchmark", "demo", "--data", str(data), "--batch-size", "10"]
+    make += ["--set", "warmup_rounds=1", "codes=8", "--out"]
+    out = tmp_path / "no" / "such" / "folder" / "w.safetensors"
+    main([*make, str(out)])
+    assert f"written to {out}" in capsys.readouterr().out
+    assert out.is_file()
+    monkeypatch.setattr("bombus.methods._warmup.train", lambda *_: pytest.fail("too late"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BOMBUS_CACHE", str(tmp_path / "empty"))
+    said = said_of([*make, str(tmp_path / "file" / "w.safetensors")], capsys)
+    assert "cannot be written (File exists); choose another --out" in said
+
+
+@pytest.mark.parametrize("method", ["bee", "rmt"])
+def test_a_missing_warm_up_file_is_called_one(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.safetensors"
+    run = ["run", method, "--samples", "8", "--batch-size", "4", "--domains", "fog"]
+    said = said_of([*run, "--source", str(file), "--out", str(tmp_path / "run")], capsys)
+    assert f"There is no warm-up file {file}; make it with `bombus warmup`" in said
+    assert "CIFAR" not in said
+
+
+def test_a_missing_warm_up_file_of_the_paper_is_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper = [
+        "paper",
+        "trigger",
+        "--samples",
+        "8",
+        "--batch-size",
+        "4",
+        "--out",
+        str(tmp_path / "p"),
+    ]
+    said = said_of([*paper, "--warmup", str(tmp_path / "w.safetensors")], capsys)
+    assert "There is no warm-up file" in said

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import bombus
-from bombus.errors import DataError
+from bombus.errors import ConfigError, DataError
 from bombus.methods._norm import use_batch_statistics
 from bombus.methods.eata import Eata
 from tiny import KINDS, make_tiny, noise_batches, tree_hash
@@ -244,9 +244,9 @@ def test_a_source_without_images_or_with_nan_is_refused(kind: str) -> None:
     (x,) = noise_batches(1)
     with pytest.raises(DataError, match="gave 0"):
         Eata(make_tiny(kind), source=[])
-    with pytest.raises(DataError, match="fisher_images=0"):
+    with pytest.raises(ConfigError, match="fisher_images=0"):
         Eata(make_tiny(kind), Eata.Config(fisher_images=0), source=[x])
-    with pytest.raises(DataError, match="not finite"):
+    with pytest.raises(DataError, match="None of the 8 source images"):
         Eata(make_tiny(kind), source=[x * float("nan")])
 
 

@@ -256,9 +256,11 @@ def test_a_class_without_source_images_is_no_part_of_the_pattern() -> None:
 
 
 def sizes_passed(adapter: Any, x: Tensor) -> list[int]:
-    """The batch sizes that go through the student while the adapter answers x."""
+    """The batch sizes that the student learns from while the adapter answers x."""
     sizes = []
-    handle = adapter.model.register_forward_hook(lambda m, i, o: sizes.append(len(i[0])))
+    handle = adapter.model.register_forward_hook(
+        lambda m, i, o: sizes.append(len(i[0])) if o.requires_grad else None
+    )
     adapter(x)
     handle.remove()
     return sizes

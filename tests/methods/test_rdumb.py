@@ -159,5 +159,5 @@ def test_needs_no_source_and_has_etas_settings() -> None:
             for name in ("optimizer", "lr", "margin", "redundancy", "momentum"):
                 assert getattr(ours, name) == getattr(eata, name)
             assert ours.reset_every == 1000
-    with pytest.raises(ConfigError, match="1 or more"):
+    with pytest.raises(ConfigError, match="reset_every=0, expected at least 1"):
         Rdumb.Config(reset_every=0)

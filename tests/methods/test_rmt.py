@@ -280,16 +280,16 @@ def test_without_replay_nothing_is_kept() -> None:
     ("change", "words"),
     [
         ({"source": iter(labelled(2, 5))}, "an iterator was given"),
-        ({"config": Rmt.Config(source_images=1)}, "expected at least 2"),
+        ({"settings": {"source_images": 1}}, "expected at least 2"),
         ({"input": bombus.Input(low=-1.0)}, "3 channels in \\[0, 1\\]"),
         ({"source": [images(4, seed=0)]}, "needs labelled source data"),
     ],
     ids=["iterator", "one image", "other range", "no labels"],
 )
 def test_what_cannot_work_is_refused(change: dict[str, Any], words: str) -> None:
-    config = change.pop("config", None)
+    settings = change.pop("settings", {})
     with pytest.raises((ConfigError, DataError), match=words):
-        Rmt(Small(), config, **{"source": labelled(2, 5), **change})
+        Rmt(Small(), Rmt.Config(**settings), **{"source": labelled(2, 5), **change})
 
 
 def test_published_settings() -> None:
@@ -307,9 +307,11 @@ def test_published_settings() -> None:
 
 
 def sizes_passed(adapter: Any, x: Tensor) -> list[int]:
-    """The batch sizes that go through the student while the adapter answers x."""
+    """The batch sizes that the student learns from while the adapter answers x."""
     sizes = []
-    handle = adapter.model.register_forward_hook(lambda m, i, o: sizes.append(len(i[0])))
+    handle = adapter.model.register_forward_hook(
+        lambda m, i, o: sizes.append(len(i[0])) if o.requires_grad else None
+    )
     adapter(x)
     handle.remove()
     return sizes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bombus
-from bombus.data.augment import cotta_view
+from bombus.data.augment import VIEWS, cotta_view
 from bombus.errors import ConfigError, DataError
 from bombus.methods import vida
 from bombus.methods.cotta import chosen_positions
@@ -495,6 +495,17 @@ def test_the_start_is_what_the_source_left() -> None:
     assert difference(start, numbers(adapter.teacher.model), adapters=True) > 0
 
 
+def test_source_images_may_be_changed_before_the_adapters_learn_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches = labelled(3)
+    darker = [(x / 2, y) for x, y in batches]
+    monkeypatch.setitem(VIEWS, "mild", lambda x, _: x / 2)
+    by_view = numbers(small(source=batches, source_view="mild").model)
+    assert tree_hash(by_view) == tree_hash(numbers(small(source=darker).model))
+    assert tree_hash(by_view) != tree_hash(numbers(small(source=batches).model))
+
+
 def test_adapters_alone_are_trained_and_stored() -> None:
     adapter = small(source=labelled(2), adapt="adapters")
     assert all(p.requires_grad == is_adapter(k) for k, p in adapter.model.named_parameters())
@@ -605,7 +616,7 @@ def test_source_data_that_cannot_be_learnt_from_is_refused() -> None:
         ([(x, y[:-1])], r"6 images came with labels of shape \(5,\)"),
         ([(x, y + CLASSES)], "from 4 to 7; expected one label an image, 0 to 3"),
         ([(x, y - 1)], "from -1 to"),
-        ([(x * math.nan, y)], "look for NaN"),
+        ([(x * math.nan, y)], "None of the 6 source images"),
     ):
         with pytest.raises(DataError, match=words) as caught:
             small(source=source)

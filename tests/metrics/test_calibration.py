@@ -60,12 +60,14 @@ def test_log_loss_is_the_cross_entropy() -> None:
     assert total / count == pytest.approx(float(cross_entropy(logits.double(), y)))
 
 
-def test_a_sample_without_an_answer_is_left_out() -> None:
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_an_answer_that_is_not_finite_is_left_out_and_missed(poison: float) -> None:
     logits, y = answers(20)
-    logits[3] = float("nan")
+    logits[3, 1] = poison
     kept = torch.arange(20) != 3
     assert confidence_bins(logits, y) == confidence_bins(logits[kept], y[kept])
     assert log_loss(logits, y) == log_loss(logits[kept], y[kept])
+    assert sum(samples for samples, _, _ in confidence_bins(logits, y)) == 19
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 12, 21])

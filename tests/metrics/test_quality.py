@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from bombus.metrics.calibration import confidence_bins, log_loss
+from bombus.metrics.error import count_errors
 from bombus.metrics.quality import has_collapsed, summarise_quality
 
 
@@ -74,3 +79,53 @@ def test_no_answers_at_all() -> None:
     assert quality["calibration_error"] is None
     assert quality["log_loss"] is None
     assert quality["collapsed"]
+
+
+def answered(logits: Tensor, y: Tensor) -> list[dict[str, Any]]:
+    """The records of a stream of batches of 20."""
+    batches = zip(logits.split(20), y.split(20), strict=True)
+    return [
+        {
+            **record("fog", 0),
+            "domains": {
+                name: {"wrong": wrong, "samples": n}
+                for name, (wrong, n) in count_errors(a, b, ["fog"] * len(b)).items()
+            },
+            "confidence": confidence_bins(a, b),
+            "log_loss": log_loss(a, b)[0],
+        }
+        for a, b in batches
+    ]
+
+
+def by_hand(logits: Tensor, y: Tensor) -> tuple[float, float]:
+    """Calibration error in per cent and log loss, sample by sample."""
+    gaps, loss = [0.0] * 15, 0.0
+    for row, label in zip(logits.double().tolist(), y.tolist(), strict=True):
+        exponents = [math.exp(value) for value in row]
+        p = [e / sum(exponents) for e in exponents]
+        place = max(math.ceil(max(p) * 15), 1) - 1
+        gaps[place] += (p.index(max(p)) == label) - max(p)
+        loss -= math.log(p[label])
+    return 100 * sum(map(abs, gaps)) / len(y), loss / len(y)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_run_that_diverged_is_not_flattered(poison: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(100, 4, generator=generator)
+    y = torch.randint(4, (100,), generator=generator)
+    sound = summarise_quality(answered(logits, y), 4)
+    calibration, loss = by_hand(logits, y)
+    assert sound["calibration_error"] == pytest.approx(calibration, abs=1e-4)
+    assert sound["log_loss"] == pytest.approx(loss, abs=1e-5)
+    assert sound["not_finite"] == 0
+    # The worst answers fail: over the others alone both figures would be better.
+    worst = logits.log_softmax(1).gather(1, y[:, None])[:, 0].argsort()[:30]
+    rest = torch.ones(100, dtype=torch.bool).scatter(0, worst, False)
+    assert by_hand(logits[rest], y[rest]) < (calibration, loss)
+    logits[worst, 2] = poison
+    diverged = summarise_quality(answered(logits, y), 4)
+    assert diverged["calibration_error"] is None
+    assert diverged["log_loss"] is None
+    assert diverged["not_finite"] == 30

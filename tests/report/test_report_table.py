@@ -325,6 +325,24 @@ def test_a_collapsed_method_is_marked_and_explained(write_run):
     assert not any("collapsed" in note for note in make_tables(runs[1:])[0].notes)
 
 
+def test_a_seed_that_diverged_is_not_made_up_for_by_the_others(write_run):
+    known = {"calibration_error": 3.25, "log_loss": 0.5, "batches_to_adapt": 2}
+    lost = {"calibration_error": None, "log_loss": None, "batches_to_adapt": 4}
+    runs = [
+        read_run(write_run("a", "tent", seed=1, not_finite=0, **known)),
+        read_run(write_run("b", "tent", seed=2, not_finite=1234, **lost)),
+        read_run(write_run("c", "bn", **known)),
+    ]
+    (table,) = make_tables(runs, quality=True)
+    bn, tent = sorted(table.rows, key=lambda row: row.method)
+    assert [cell.value for cell in bn.cells[-3:]] == [3.25, 0.5, 2]
+    assert [cell.value for cell in tent.cells[-3:]] == [None, None, 3]
+    assert [note for note in table.notes if "not finite" in note] == [
+        "tent (2 seeds): 1,234 answers are not finite, so there is no calibration error and no log "
+        "loss."
+    ]
+
+
 def test_intervals_stand_at_every_error(write_run):
     errors = [(20.0, 30.0, 40.0), (22.0, 30.0, 44.0), (24.0, 30.0, 42.0)]
     runs = [

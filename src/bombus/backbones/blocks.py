@@ -51,6 +51,26 @@ def is_transformer(model: nn.Module) -> bool:
     return all(hasattr(model, part) for part in ("patch_embed", "pos_embed", "blocks", "norm"))
 
 
+def logits_of(output: Any, network: nn.Module, images: int) -> Tensor:
+    """What a network answered, if that is one tensor (N, classes) of floats; else refused."""
+    logits = getattr(output, "logits", output)
+    if isinstance(logits, Tensor):
+        if logits.is_floating_point() and logits.ndim == 2 and len(logits) == images:
+            return logits
+        dtype = str(logits.dtype).removeprefix("torch.")
+        came = f"a tensor of shape {tuple(logits.shape)} and type {dtype}"
+    else:
+        came = f"a {type(logits).__name__}"
+    if isinstance(logits, Mapping):
+        came += f" of {', '.join(map(repr, logits)) or 'nothing'}"
+    elif isinstance(logits, tuple | list):
+        came += f" of {len(logits)}"
+    raise ConfigError(
+        f"{type(network).__name__} answered {images} images with {came}, expected one tensor of "
+        "logits (N, classes); wrap the network in a module whose forward returns its logits."
+    )
+
+
 def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """The given names, checked; else the network's own `block_names`; else its stages as found."""
     if names is not None:
@@ -102,13 +122,8 @@ def look(
     outputs: dict[str, Tensor] = {}
     linear: list[Called] = []
     with _watching(watched, outputs, linear):
-        logits = model(x) if params is None else functional_call(model, dict(params), (x,))
-    logits = getattr(logits, "logits", logits)
-    if not isinstance(logits, Tensor):
-        raise ConfigError(
-            f"{type(model).__name__} returned {type(logits).__name__}; a classifier must return "
-            "its logits as one tensor."
-        )
+        output = model(x) if params is None else functional_call(model, dict(params), (x,))
+    logits = logits_of(output, model, len(x))
     if absent := [name for name in blocks if name not in outputs]:
         raise ConfigError(f"The block {absent[0]!r} took no part in the model's forward.")
     classifier, features = _who_gave(logits, linear)

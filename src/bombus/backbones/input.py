@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bombus.errors import ConfigError
+from bombus.fields import Count, Positive, check_fields
+
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    channels: int | None = 3
-    size: int | None = None  # None: the network takes images of any size
+    channels: Count | None = 3
+    size: Count | None = None  # None: the network takes images of any size
     low: float = 0.0
     high: float = 1.0
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.low < self.high:
+            raise ConfigError(f"Got low={self.low} and high={self.high}, expected low < high.")
 
     def normalise(self, x: Tensor) -> Tensor:
         if self.mean is None or self.std is None:

@@ -68,6 +68,7 @@ def blocks(
     from bombus.data.cifar import load_cifar
     from bombus.data.images import to_tensors
     from bombus.errors import ConfigError
+    from bombus.fields import Seed, check
     from bombus.online import autocast
     from bombus.report.records import write_file
     from bombus.settings import pick_device
@@ -85,6 +86,7 @@ def blocks(
         raise ConfigError(
             f"Got --batch-size {batch_size} and --images {images}, expected at least 2 of each."
         )
+    check("--seed", seed, Seed)
     chosen_device = pick_device(device)
     model = create(backbone, num_classes=num_classes)
     loaded = load_weights(model, weights)

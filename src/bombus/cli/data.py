@@ -54,8 +54,11 @@ def data_make(
     from bombus.data.fetch import cache_folder, get_cifar10
     from bombus.data.make import make_cifar_c
     from bombus.errors import DataError
+    from bombus.fields import Seed, check
     from bombus.settings import pick_device
 
+    check("--seed", seed, Seed)  # both before a download
+    chosen_device = pick_device(device)
     if clean is None:
         if name != "cifar10-c":
             raise DataError(f"{name} needs clean CIFAR-100 images; pass --clean FOLDER.")
@@ -69,7 +72,7 @@ def data_make(
             severities=severities,
             corruptions=corruptions or STANDARD,
             seed=seed,
-            device=str(pick_device(device)),
+            device=str(chosen_device),
             progress=view.update,
         )
     say(f"{name} is in {folder}")

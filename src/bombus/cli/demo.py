@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -27,6 +28,7 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     from bombus.runs import Run
     from bombus.settings import RunSettings
 
+    chosen = RunSettings(method="source", samples=samples, seed=seed)  # checked before all else
     runs = out / "runs"
     if out.exists() and any(out.iterdir()) and not runs.is_dir():
         raise ConfigError(f"{out} is not empty and holds no demo report; choose another --out.")
@@ -39,7 +41,7 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     ]
     for number, name in enumerate(cheap, start=1):
         with RunView(f"{number}/{len(cheap)} {name}") as view:
-            settings = RunSettings(method=name, samples=samples, seed=seed)
+            settings = replace(chosen, method=name)
             Run(settings, images=images).execute(runs / name, watch=view.update)
     results = [read_run(runs / name) for name in cheap]
     tables = make_tables(results)

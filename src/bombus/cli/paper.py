@@ -68,11 +68,13 @@ def paper(
     """
     from bombus.cli.view import RunView, say
     from bombus.errors import ConfigError
+    from bombus.fields import Count, Seed, check
     from bombus.paper import Place, find_experiment
     from bombus.paper.run import run_cells
 
-    if seeds < 1:
-        raise ConfigError(f"Got --seeds {seeds}, expected at least 1.")
+    check("--seeds", seeds, Count)
+    check("--first-seed", first_seed, Seed)
+    check("the last seed", first_seed + seeds - 1, Seed)
     if scale == "demo" and (benchmark or weights or data or backbone or clean):
         raise ConfigError(
             "The demo scale runs on the embedded images and network; add --scale full to use "

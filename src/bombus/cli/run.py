@@ -86,9 +86,11 @@ def run(
         checkpoint_every: batches between checkpoints.
     """
     from bombus.cli.view import RunView, say
+    from bombus.fields import Count, check
     from bombus.runs import Run
     from bombus.settings import RunSettings
 
+    check("--checkpoint-every", checkpoint_every, Count)
     settings = RunSettings(
         method=method,
         benchmark=benchmark,

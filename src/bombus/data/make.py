@@ -25,6 +25,7 @@ from bombus.data.cifar import Variant as CleanVariant
 from bombus.data.cifar import load_cifar
 from bombus.data.cifar_c import ALL_SEVERITIES, CLASSES, SIDECAR, Variant, read_sidecar
 from bombus.errors import ConfigError, DataError, UnknownNameError
+from bombus.fields import Seed, check
 
 Progress = Callable[[int, int], None]
 CLEAN: dict[str, CleanVariant] = {"cifar10-c": "cifar10", "cifar100-c": "cifar100"}
@@ -53,6 +54,7 @@ def make_cifar_c(
 
     names = tuple(generator.STANDARD if corruptions is None else corruptions)
     _check(variant, severities, names, generator.NAMES, batch)
+    check("seed", seed, Seed)
     held = sorted(severities)
     images, labels = load_cifar(clean_folder, "test", CLEAN[variant])
     out = Path(out)
@@ -154,10 +156,15 @@ def _finished(out: Path, planned: dict[str, Any]) -> dict[str, Any]:
                 "choose another folder, or delete this one."
             )
     recorded = sidecar.get("files", {})
+    if not isinstance(recorded, dict) or not all(isinstance(e, dict) for e in recorded.values()):
+        raise DataError(
+            f"{out / SIDECAR} does not list the folder's files as bombus writes them; choose "
+            "another folder, or delete this one."
+        )
     return {
         name: entry
         for name, entry in recorded.items()
-        if (out / name).is_file() and _sha256(out / name) == entry["sha256"]
+        if (out / name).is_file() and _sha256(out / name) == entry.get("sha256")
     }
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bombus.data.augment import ViewName
 from bombus.errors import ConfigError
+from bombus.fields import Count, CountOrZero, NonNegative, Positive, Several, Share, ShareBelowOne
 from bombus.losses.multilevel import Tokens
 from bombus.methods._optim import OptimizerName
 from bombus.methods.base import BaseConfig
-
-ViewName = Literal["none", "mild", "turned", "strong", "cotta"]
 
 # The paper's; that all blocks adapt was chosen on a CNN.
 _ON_VIT = {"adapts": "shallow", "optimizer": "sgd", "lr": 2e-5}
@@ -36,11 +36,11 @@ class BeeConfig(BaseConfig):
     of a CNN, the first half of a transformer's blocks."""
     optimizer: OptimizerName = "adam"
     """Paper: Adam on CNNs, SGD on ViT."""
-    lr: float = 5e-5
+    lr: NonNegative = 5e-5
     """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. Pairs of extras, all blocks of a
     WRN-28-10, two visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6. For block1 alone take 5e-4
     (11.6; 1e-4 11.7)."""
-    momentum: float = 0.995
+    momentum: Share = 0.995
     """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999. Pairs of
     extras, WRN-28-10, three visits: .999 11.5, .995 11.0."""
 
@@ -49,33 +49,33 @@ class BeeConfig(BaseConfig):
     """The network's levels, in order. Paper: its named stages. Empty: found by themselves."""
     levels: tuple[int, ...] = (-1,)
     """Levels summed in Eq. 9: 1 is the first, -1 the last; empty: all. Paper: the last three."""
-    level_weights: tuple[float, ...] = ()
+    level_weights: tuple[NonNegative, ...] = ()
     """Weight of each summed level; empty: 1 each, as the paper."""
     last_descriptor: Literal["block", "classifier"] = "classifier"
     """What the last level describes: its block's output, or (ours) what the classifier reads."""
     tokens: Tokens = "patches"
     """What describes a transformer's block: the mean of its patches, or its class token. Not
     stated."""
-    codes: int = 256
+    codes: Count = 256
     """M. Not stated."""
     code_start: Literal["descriptors", "random"] = "descriptors"
     """First codes: drawn from source descriptors, or from the sphere. Not stated."""
-    tau_student: float = 0.1
+    tau_student: Positive = 0.1
     """Not stated; DINO's and SwAV's."""
-    tau_teacher: tuple[float, ...] = (0.04,)
+    tau_teacher: tuple[Positive, ...] = (0.04,)
     """Not stated; DINO's. One for all levels, or one a summed level."""
-    sinkhorn_iterations: int = 3
+    sinkhorn_iterations: Count = 3
     """Paper: 3."""
-    feature_queue: int = 2048
-    """Paper: 2,048 teacher descriptors beside the batch."""
+    feature_queue: CountOrZero = 2048
+    """Paper: 2,048 teacher descriptors beside the batch; 0: the batch alone."""
 
     # --- recent samples ---
-    inner_steps: int = 1
-    """R. Paper: 2. Extras, WRN-28-10: R 0, 1 and 2 give 11.3, 11.2 and 11.4; pairs of extras, three
-    visits: R 0 11.2, R 1 11.0."""
-    inner_batch: int = 0
+    inner_steps: CountOrZero = 1
+    """R; 0: none. Paper: 2. Extras, WRN-28-10: R 0, 1 and 2 give 11.3, 11.2 and 11.4; pairs of
+    extras, three visits: R 0 11.2, R 1 11.0."""
+    inner_batch: CountOrZero = 0
     """B; 0: as large as the batch. Not stated."""
-    sample_queue: int = 2000
+    sample_queue: Count = 2000
     """Recent images kept: ten batches. Not stated; far fewer than a domain's, so that it turns
     over soon after a shift."""
     inner_entropy: bool = True
@@ -88,59 +88,63 @@ class BeeConfig(BaseConfig):
     """Ours: what the student sees in the consistency loss; the teacher sees the image itself."""
 
     # --- predictions ---
-    prediction_weight: float = 1.0
+    prediction_weight: NonNegative = 1.0
     """Ours: one more level, the predictions themselves (symmetric cross-entropy, as RMT)."""
-    entropy_weight: float = 1.0
+    entropy_weight: NonNegative = 1.0
     """Eq. 15. Paper: 1, as a step of its own."""
 
     # --- complementary anchor replay ---
     replay: Literal["weighted", "average", "source", "off"] = "weighted"
     """Paper: weighted (Eqs. 10-13); the others are its ablations."""
-    replay_every: int = 0
+    replay_every: CountOrZero = 0
     """0: when the loss spikes. Else every so many batches (the paper's fixed interval)."""
-    replay_share: float = 0.25
+    replay_share: Share = 0.25
     """Ours: how far the student goes to the merged parameters. Paper: all the way. Pairs of extras,
     WRN-28-10, three visits: all the way 11.35, a quarter 11.10, no replay 11.00. (The teacher going
     along did harm: extras, 9.2 to 9.4.)"""
-    anchors: int = 50
-    """C_a. Paper: 50; the warmed-up student is the first and is never dropped."""
+    anchors: Several = 50
+    """C_a, at least 2. Paper: 50; the warmed-up student is the first and is never dropped."""
     anchor_storage: Literal["auto", "device", "host"] = "auto"
     """Beside the network as they are, or in the CPU's memory in half precision. Auto: on the host
     where a full pool would take more than 4 GiB (a WRN-28-10's takes 7.3 GB, its block1's .3)."""
-    anchor_period: int = 30
+    anchor_period: Count = 30
     """Paper: 30 batches."""
-    complementary: int = 5
+    complementary: Count = 5
     """K. Paper: 5."""
     trigger: Literal["z-score", "level"] = "level"
     """Paper: the smoothed loss against mean and deviation of a window, upwards. Ours: a change of
     the loss's level against the noise between neighbours, either way (`LevelDetector` says why)."""
-    threshold: float = 6.0
+    threshold: NonNegative = 6.0
     """In units of that noise. Paper: 1.5 of its own. On 60,000 batches of synthetic noise ours
     raises .12 false alarms in 1,000, and finds 97 % of jumps by 5 deviations within 8 batches."""
-    window: int = 30
+    window: Count = 30
     """Losses compared with. Paper: 100, which is two domains."""
-    window_minimum: int = 15
+    window_minimum: Count = 15
     """Losses before the trigger may fire. Not stated; 20 in `bee-paper`."""
-    smoothing: float = 0.9
+    smoothing: ShareBelowOne = 0.9
     """Of the z-score's moving average. Paper: .9."""
 
     # --- warm-up ---
-    warmup_images: int = 50_000
+    warmup_images: Count = 50_000
     """Paper: 50,000 source images."""
-    warmup_rounds: int = 3
+    warmup_rounds: Count = 3
     """Ours: how often the source images are gone through, where they can be read again. Extras,
     WRN-28-10: 9.8 after three rounds, 10.6 after one. Paper: once."""
     warmup_view: ViewName = "strong"
     """Ours: the student's view in the warm-up. On the extra corruptions, one seed, the strong view
     is worth 1.0 points over none (WRN-28-10), 0.5 over the mild one (WRN-16-1), most on noise."""
+    warmup_loss: Literal["symmetric", "cross-entropy"] = "symmetric"
+    """What pulls the student's answers to the teacher's. Paper: RMT's, which is symmetric and makes
+    both surer of themselves; ours: the teacher as a plain target, for networks that were trained to
+    be unsure (smoothed labels, mixup)."""
     warmup_blocks: Literal["adapting", "all"] = "all"
     """Paper: the blocks that adapt. Ours: all blocks, whichever adapt. Extras, WRN-28-10, block1
     adapting: one round for block1 11.2, three rounds for all blocks 9.8."""
     warmup_optimizer: OptimizerName = "adam"
     """Paper: that of the stream."""
-    warmup_lr: float = 1e-4
+    warmup_lr: NonNegative = 1e-4
     """Reached at the end of the ramp. Paper: 1e-3, for the shallow blocks alone."""
-    warmup_code_lr: float = 1e-3
+    warmup_code_lr: NonNegative = 1e-3
     """Not stated. With a ViT's 2e-5 the codes could not move."""
 
     published: ClassVar = {
@@ -168,6 +172,7 @@ class BeeConfig(BaseConfig):
         return levels
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if 0 in self.levels:
             raise ConfigError(f"Got levels {self.levels}; 1 is the first level, -1 the last.")
         if self.level_weights and self.levels and len(self.level_weights) != len(self.levels):
@@ -175,15 +180,17 @@ class BeeConfig(BaseConfig):
                 f"Got {len(self.level_weights)} level_weights for {len(self.levels)} levels, "
                 "expected one a level."
             )
-        if len(self.tau_teacher) not in (1, len(self.levels)):
+        if not self.tau_teacher or len(self.tau_teacher) not in (1, len(self.levels)):
             raise ConfigError(
                 f"Got {len(self.tau_teacher)} tau_teacher for {len(self.levels)} named levels, "
                 "expected one, or one a level."
             )
-        if not 0 <= self.replay_share <= 1:
-            raise ConfigError(f"Got replay_share {self.replay_share}, expected 0 to 1.")
-        if not 0 <= self.momentum <= 1 or min(self.tau_student, *self.tau_teacher) <= 0:
-            raise ConfigError("Expected a momentum from 0 to 1 and temperatures above 0.")
+        fewest = 2 if self.trigger == "level" else 1
+        if not fewest <= self.window_minimum <= self.window:
+            raise ConfigError(
+                f"Got window_minimum={self.window_minimum} and window={self.window}, expected "
+                f"{fewest} <= window_minimum <= window."
+            )
 
 
 _PAPER_VIT = {"optimizer": "sgd", "lr": 2e-5, "warmup_optimizer": "sgd", "warmup_lr": 2e-5}
@@ -194,24 +201,24 @@ class BeePaperConfig(BeeConfig):
     """The text read literally; every field the paper does not state carries our reading of it."""
 
     adapts: Literal["shallow", "all"] = "shallow"
-    lr: float = 1e-3
-    momentum: float = 0.999
+    lr: NonNegative = 1e-3
+    momentum: Share = 0.999
     levels: tuple[int, ...] = ()
     last_descriptor: Literal["block", "classifier"] = "block"
-    inner_steps: int = 2
+    inner_steps: CountOrZero = 2
     inner_entropy: bool = False
     views: Literal["one", "flip"] = "one"
     student_view: ViewName = "none"
-    prediction_weight: float = 0.0
-    replay_share: float = 1.0
+    prediction_weight: NonNegative = 0.0
+    replay_share: Share = 1.0
     trigger: Literal["z-score", "level"] = "z-score"
-    threshold: float = 1.5
-    window: int = 100
-    window_minimum: int = 20
-    warmup_rounds: int = 1
+    threshold: NonNegative = 1.5
+    window: Count = 100
+    window_minimum: Count = 20
+    warmup_rounds: Count = 1
     warmup_view: ViewName = "none"
     warmup_blocks: Literal["adapting", "all"] = "adapting"
-    warmup_lr: float = 1e-3
+    warmup_lr: NonNegative = 1e-3
     published: ClassVar = {
         "imagenet-c": {"sample_queue": 640, "levels": (-3, -2, -1)},
         "cifar10-c/vit": _PAPER_VIT,

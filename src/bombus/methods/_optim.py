@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bombus.errors import ConfigError
+
 OptimizerName = Literal["adam", "sgd"]
 
 
@@ -15,11 +17,34 @@ def make_optimizer(
     parameters: Iterable[nn.Parameter], name: OptimizerName, lr: float, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
     """Adam with betas (.9, .999), or SGD with Nesterov momentum .9."""
+    parameters = trainable(parameters)
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
     return torch.optim.SGD(
         parameters, lr=lr, momentum=0.9, nesterov=True, weight_decay=weight_decay
     )
+
+
+def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """These, if an optimiser can make anything of them.
+
+    In float16 it cannot: 1e-8, which keeps Adam from dividing by zero, is zero itself there, and
+    so is the square of a small gradient. bfloat16 has float32's range: what is lost in it are
+    steps too small for its three digits, never the network.
+    """
+    found = list(parameters)
+    if not found:
+        raise ConfigError(
+            "This network has no parameters for this method to train (the classifier, or what lies "
+            "outside of the chosen blocks, may not count); choose another method (bombus list "
+            "methods), or name other blocks."
+        )
+    if any(p.dtype == torch.float16 for p in found):
+        raise ConfigError(
+            "Got a float16 model, and this method trains it, which float16 is too coarse for; pass "
+            "model.float() and call the adapter under torch.autocast(..., dtype=torch.bfloat16)."
+        )
+    return found
 
 
 def train_all(model: nn.Module) -> list[nn.Parameter]:

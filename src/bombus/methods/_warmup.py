@@ -13,41 +13,32 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from bombus import checkpoint
 from bombus.data.augment import VIEWS
 from bombus.data.fetch import cache_folder
 from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
+from bombus.losses.precision import at_least_single
 from bombus.methods._codebooks import draw_codes, random_codes
 from bombus.methods._optim import make_optimizer
 from bombus.methods._progress import with_progress
-from bombus.methods._source import Counted, image_batches
+from bombus.methods._source import GatedSource, image_batches
+from bombus.methods._warmup_file import (
+    deciding_settings,
+    load_warmup,
+    save_warmup,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
     from bombus.methods.bee import Bee
-
-HEADER = "bombus.warmup"
-CODES = "student codes"
-# What an artefact must share with the adapter that reads it.
-STRUCTURE = ("last_descriptor", "tokens", "codes")
-# What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
-DECISIVE = (
-    "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
-    "sinkhorn_iterations", "feature_queue", "momentum", "views", "prediction_weight",
-    "warmup_images", "warmup_rounds", "warmup_view", "warmup_optimizer", "warmup_lr",
-    "warmup_code_lr", "seed",
-)  # fmt: skip
 
 
 def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
@@ -64,31 +55,63 @@ def warm_up(bee: Bee, source: Source) -> None:
     if isinstance(source, str | Path):
         load_warmup(bee, Path(source))
         return
-    device = bee.parameters[0].device
-    batches = image_batches(source, device)
+    batches = _usable(bee, source)
     first = next(batches, None)
     if first is None:
-        raise DataError("The source has no images; give at least one batch of them.")
+        raise DataError(
+            "The source has no images to learn from; give at least one batch of them, of two or "
+            "more where the network has BatchNorm."
+        )
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
-    if cached.exists():
-        load_warmup(bee, cached)
+    if _read_cached(bee, cached):
         return
     a_round = total = math.ceil(bee.config.warmup_images / len(first))
     if isinstance(source, Sized):
         a_round = min(a_round, len(source))
         total = a_round * bee.config.warmup_rounds
-    train(bee, itertools.chain([first], batches, _again(source, device)), a_round, total)
-    bee.source_bytes = source.bytes if isinstance(source, Counted) else None
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    save_warmup(bee, cached)
+    train(bee, itertools.chain([first], batches, _again(bee, source)), a_round, total)
+    bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
+    _cache(bee, cached)
 
 
-def _again(source: Source, device: torch.device) -> Iterator[Tensor]:
+def _read_cached(bee: Bee, file: Path) -> bool:
+    """Whether it was there. Nobody wrote it by hand: one that cannot be used is made again."""
+    try:
+        if not file.exists():
+            return False
+        load_warmup(bee, file)
+    except (CheckpointError, OSError):
+        bee.event("warm-up made again", reason=f"{file} is damaged, or of something else")
+        return False
+    return True
+
+
+def _cache(bee: Bee, file: Path) -> None:
+    """Keep the warm-up for the next time. This time does not hang on it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_warmup(bee, file)
+    except OSError as error:
+        bee.event(
+            "warm-up not kept",
+            reason=f"{file.parent} cannot be written to ({error.strerror}); set BOMBUS_CACHE to "
+            "another folder",
+        )
+
+
+def _usable(bee: Bee, source: Source) -> Iterator[Tensor]:
+    fewest = 2 if bee.alone_is_too_few else 1
+    for x in image_batches(source, bee.parameters[0].device):
+        if len(x) >= fewest:
+            yield x
+
+
+def _again(bee: Bee, source: Source) -> Iterator[Tensor]:
     """Further rounds through a source that can be read more than once."""
     found = isinstance(source, Sized)
     while found:
         found = False
-        for x in image_batches(source, device):
+        for x in _usable(bee, source):
             found = True
             yield x
 
@@ -102,7 +125,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     bee.passes.levels = tuple(range(1, len(bee.blocks) + 1))
     opening = _start_codes(bee, itertools.islice(batches, a_round))
     codes = [c.requires_grad_(True) for c in bee.codebooks.student.values()]
-    trained = _trained(bee)
+    trained = trained_parameters(bee)
     for p in trained.values():
         p.requires_grad_(True)
     bee.teacher = {name: p.detach().clone() for name, p in trained.items()}
@@ -117,7 +140,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
         teacher = bee.teach(views)
         student = bee.passes(VIEWS[config.warmup_view](views, bee.generator))
         loss, _ = bee.consistency(student, teacher, remember=len(x))
-        agree = symmetric_cross_entropy(student.logits, teacher.logits).mean()
+        agree = disagreement(student.logits, teacher.logits, config.warmup_loss)
         gradients = torch.autograd.grad(loss + agree, [*parameters, *codes])
         for leaf, gradient in zip([*parameters, *codes], gradients, strict=True):
             leaf.grad = gradient
@@ -143,92 +166,10 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     bee.deep.changed = bool(bee.deep.parameters)
 
 
-def save_warmup(bee: Bee, path: Path) -> None:
-    books = bee.codebooks
-    tensors = {
-        **{f"weights/{name}": p.detach() for name, p in _trained(bee).items()},
-        **{f"{CODES}/{level}": c for level, c in books.student.items()},
-        **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
-        **{f"queue/{level}": q for level, q in books.queue.items()},
-    }
-    header = {
-        "source_sha256": bee.source_sha256,
-        "source_bytes": bee.source_bytes,
-        "config": _settings(bee),
-    }
-    data = format_tensors(
-        {name: t.cpu().contiguous() for name, t in tensors.items()},
-        metadata={HEADER: json.dumps(header)},
-    )
-    checkpoint.write_bytes(path, data)
-
-
-def load_warmup(bee: Bee, path: Path) -> None:
-    try:
-        with safe_open(path, framework="pt") as reader:
-            header = json.loads((reader.metadata() or {})[HEADER])
-            names = reader.keys()
-            tensors = {name: reader.get_tensor(name) for name in names}
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"There is no warm-up file {path}; make it with `bombus warmup`."
-        ) from None
-    except (SafetensorError, OSError, KeyError, ValueError):
-        raise CheckpointError(
-            f"{path} is no whole warm-up file; make it again with `bombus warmup`."
-        ) from None
-    if header["source_sha256"] != bee.source_sha256:
-        raise CheckpointError(
-            f"The warm-up {path} belongs to other weights (sha256 {header['source_sha256'][:12]}, "
-            f"this model has {bee.source_sha256[:12]}); make one for this model."
-        )
-    mine = _settings(bee)
-    for name in STRUCTURE:
-        if header["config"][name] != mine[name]:
-            raise CheckpointError(
-                f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
-                f"has {mine[name]}; make one with the same settings."
-            )
-    coded = {int(name.partition("/")[2]) for name in tensors if name.startswith(CODES)}
-    if absent := sorted(set(bee.levels) - coded):
-        raise CheckpointError(
-            f"The warm-up {path} has codes for levels {sorted(coded)}, not for level {absent[0]}; "
-            "make it again with `bombus warmup`."
-        )
-    if header["config"]["trained"] != mine["trained"]:
-        raise CheckpointError(
-            f"The warm-up {path} was made for {len(header['config']['trained'])} parameters, this "
-            f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
-            "warmup_blocks, adapts and shallow."
-        )
-    bee.source_bytes = header["source_bytes"]
-    _fill(bee, tensors)
-
-
-def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
-    device = bee.parameters[0].device
-    trained, books = _trained(bee), bee.codebooks
-    stores = {
-        CODES: books.student,
-        "teacher codes": books.teacher,
-        "queue": books.queue,
-    }
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            kind, _, key = name.partition("/")
-            value = tensor.to(device)
-            if kind == "weights":
-                trained[key].copy_(value)
-                if key in bee.teacher:
-                    bee.teacher[key].copy_(value)
-            else:
-                stores[kind][int(key)] = value
-    bee.deep.changed = bool(bee.deep.parameters)
-
-
-def _trained(bee: Bee) -> dict[str, torch.nn.Parameter]:
-    """What a warm-up trains: the blocks that adapt, and the others where they are prepared."""
-    return {**bee.adapted, **bee.deep.parameters}
+def disagreement(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
+    if kind == "symmetric":
+        return symmetric_cross_entropy(student, teacher).mean()
+    return F.cross_entropy(at_least_single(student), at_least_single(teacher).softmax(1))
 
 
 def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
@@ -253,15 +194,6 @@ def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tens
     return random_codes(count, descriptors, generator)
 
 
-def _settings(bee: Bee) -> dict[str, Any]:
-    """What decides a warm-up, as JSON would give it back, with what "default" came to mean."""
-    resolved = {"levels": bee.levels, "trained": sorted(_trained(bee))}
-    asked = {**asdict(bee.config), **resolved}
-    kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
-    settings: dict[str, Any] = json.loads(json.dumps(kept))
-    return settings
-
-
 def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
     """Of everything that decides a warm-up: the network, the settings, the source images.
 
@@ -270,7 +202,7 @@ def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
     """
     device = first.device.type
     facts = {
-        **_settings(bee),
+        **deciding_settings(bee),
         "batches": len(source) if isinstance(source, Sized) else None,
         "autocast": str(torch.get_autocast_dtype(device))
         if torch.is_autocast_enabled(device)
@@ -278,5 +210,6 @@ def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
     }
     digest = hashlib.sha256(bee.source_sha256.encode())
     digest.update(json.dumps(facts, sort_keys=True).encode())
-    digest.update(first.detach().cpu().contiguous().numpy().tobytes())
+    # As bytes: numpy knows no bfloat16.
+    digest.update(first.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]

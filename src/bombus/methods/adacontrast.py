@@ -45,7 +45,7 @@ from torch.nn import functional as F
 
 from bombus.backbones.blocks import forward_with_features
 from bombus.data.augment import View, adacontrast_strong, adacontrast_weak, random_flip
-from bombus.errors import ConfigError
+from bombus.fields import Count, CountOrZero, NonNegative, Positive, Share
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._norm import batch_norms, batch_statistics, use_batch_statistics
@@ -61,31 +61,26 @@ class AdaContrastConfig(BaseConfig):
     """Published with the same settings for all three benchmarks."""
 
     optimizer: OptimizerName = "sgd"
-    lr: float = 2e-4
-    weight_decay: float = 1e-4
-    momentum: float = 0.999
+    lr: NonNegative = 2e-4
+    weight_decay: NonNegative = 1e-4
+    momentum: Share = 0.999
     """Of the momentum network's moving average."""
-    temperature: float = 0.07
-    queue_size: int = 16_384
+    temperature: Positive = 0.07
+    queue_size: Count = 16_384
     """Keys to contrast with."""
-    bank_size: int = 16_384
+    bank_size: Count = 16_384
     """Weak views among which neighbours are found."""
-    neighbours: int = 10
-    vote_after: int = 1024
-    """Samples seen before neighbours vote; until then the model's own prediction is the label."""
-    classification_weight: float = 1.0
-    contrast_weight: float = 1.0
-    diversity_weight: float = 1.0
+    neighbours: Count = 10
+    vote_after: CountOrZero = 1024
+    """Samples seen before neighbours vote (0: at once); until then the model's own prediction is
+    the label."""
+    classification_weight: NonNegative = 1.0
+    contrast_weight: NonNegative = 1.0
+    diversity_weight: NonNegative = 1.0
     weak_view: Literal["shift", "mirror"] = "mirror"
     """Shift by whole pixels and mirror, as the paper; or mirror only, as the online reference."""
     predict_with: Literal["running", "batch"] = "running"
     """BatchNorm statistics of the prediction."""
-
-    def __post_init__(self) -> None:
-        if min(self.queue_size, self.bank_size, self.neighbours) < 1:
-            raise ConfigError("Expected queue_size, bank_size and neighbours of at least 1.")
-        if self.temperature <= 0 or not 0 <= self.momentum <= 1:
-            raise ConfigError("Expected a temperature above 0 and a momentum from 0 to 1.")
 
 
 @register("adacontrast")

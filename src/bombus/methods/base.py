@@ -16,7 +16,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -29,9 +28,11 @@ from bombus.backbones.blocks import is_transformer
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.errors import CheckpointError, ConfigError
+from bombus.fields import Seed, check_fields
 from bombus.methods import _state
+from bombus.methods._network import bare, own_copy, try_out, uncached_autocast
 from bombus.methods._norm import batch_norms
-from bombus.methods._source import counted
+from bombus.methods._source import gated_source
 
 Access = Literal["none", "statistics", "samples", "labels"]
 Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares that it needs labels
@@ -46,7 +47,10 @@ class BaseConfig:
     """
 
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    seed: int = 0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def for_benchmark(cls, benchmark: str, family: str = "cnn", **settings: Any) -> Self:
@@ -92,6 +96,7 @@ class Adapter(ABC):
                 f"Got a {type(config).__qualname__} for {self.name}, expected "
                 f"{self.Config.__qualname__}; build it with {type(self).__name__}.Config(...)."
             )
+        model = bare(model)
         if self.transformers_only and not is_transformer(model):
             raise ConfigError(
                 f"{self.name} works inside a vision transformer (patch_embed, blocks, norm), and "
@@ -103,12 +108,14 @@ class Adapter(ABC):
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.last = Report()
         self._events: list[dict[str, Any]] = []
+        self._early_events: list[dict[str, Any]] = []  # of `prepare`, for the first report
         self._signals: dict[str, float] = {}
         self._phases: dict[str, float] = {}
         self._classes: int | None = getattr(model, "num_classes", None)
+        self._tried: set[tuple[int, ...]] = set()  # shapes of images that the network takes
         self.source_bytes: int | None = None  # of source images read in `prepare`; None: no source
         with torch.inference_mode(False), torch.enable_grad():
-            self.model = deepcopy(model).eval().requires_grad_(False)
+            self.model = own_copy(model)
             # Of one image BatchNorm has no batch statistics: it is answered, and not learnt from.
             self.alone_is_too_few = False
             self.setup()
@@ -117,6 +124,7 @@ class Adapter(ABC):
                 if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
                 self._prepare(source if self.needs != "none" else None)
+                self._early_events = self._events
                 self._fresh = _state.clone(self.state_dict())
             else:
                 self._fill(state["prepared"])
@@ -165,9 +173,11 @@ class Adapter(ABC):
 
     def __call__(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
-        self._events, self._signals, self._phases = [], {}, {}
-        with torch.inference_mode(False), torch.enable_grad():
-            clean = _clean(x, gated)
+        with uncached_autocast(), torch.inference_mode(False), torch.enable_grad():
+            clean = gate.clean(x, gated)
+            self._try_out(clean)
+            self._events, self._signals, self._phases = self._early_events, {}, {}
+            self._early_events = []
             alone = len(clean) == 1 and self.alone_is_too_few
             answer = self.answer if alone else self.step
             logits = answer(clean).detach() if len(clean) else None
@@ -178,8 +188,8 @@ class Adapter(ABC):
 
     def predict(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
-        with torch.inference_mode(False):
-            clean = _clean(x, gated)
+        with uncached_autocast(), torch.inference_mode(False):
+            clean = gate.clean(x, gated)
             logits = self.answer(clean) if len(clean) else None
         return self._scatter(logits, gated, x)
 
@@ -211,7 +221,8 @@ class Adapter(ABC):
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module, *, input: Input | None = None) -> Self:
         """Resume a saved adapter, given the source model it was made from."""
-        device = next((p.device for p in model.parameters()), None)
+        model = bare(model)
+        device = next(model.parameters()).device
         state, meta = checkpoint.load_state(Path(folder), device=device)
         if meta["method"] != cls.name:
             raise CheckpointError(
@@ -247,9 +258,20 @@ class Adapter(ABC):
         if source is None or isinstance(source, str | Path):
             self.prepare(source)
             return
-        reading = counted(source)
+        labelled = self.needs == "labels"
+        reading = gated_source(source, self.input, like=self._parameter(), labelled=labelled)
         self.prepare(reading)
+        if reading.rejected:
+            images, reason = len(reading.rejected), reading.rejected[0]
+            self.event("source images set aside", images=images, reason=reason)
         self.source_bytes = max(reading.bytes, self.source_bytes or 0)
+
+    def _try_out(self, x: Tensor) -> None:
+        """Let the network refuse images of a new shape before any of them is remembered."""
+        shape = tuple(x.shape[1:])
+        if len(x) and shape not in self._tried:
+            try_out(self.model, x)
+            self._tried.add(shape)
 
     def _packed(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: _state.pack(getattr(self, name)) for name in names}
@@ -286,9 +308,10 @@ class Adapter(ABC):
             self._classes = logits.shape[1]
             if not gated.rejected:
                 return logits
-        full = torch.full((len(x), self._count_classes(x)), float("nan"), device=x.device)
+        dtype = x.dtype if logits is None else logits.dtype
+        shape = (len(x), self._count_classes(x))
+        full = torch.full(shape, float("nan"), dtype=dtype, device=x.device)
         if logits is not None:
-            full = full.to(logits.dtype)
             full[gated.kept] = logits
         return full
 
@@ -298,9 +321,3 @@ class Adapter(ABC):
                 blank = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)
                 self._classes = int(self.answer(blank).shape[1])
         return self._classes
-
-
-def _clean(x: Tensor, gated: gate.Gated) -> Tensor:
-    # A tensor made under inference_mode cannot enter a graph; its clone can.
-    x = x.clone() if x.is_inference() else x.detach()
-    return x[gated.kept] if gated.rejected else x

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from bombus.data.augment import cotta_view
 from bombus.errors import ConfigError
+from bombus.fields import NonNegative, Several, ShareAboveZero, ShareBelowOne
 from bombus.losses.hog import BINS, CELLS, patch_histograms
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
@@ -52,13 +53,13 @@ from bombus.methods.cotta import restore_some
 @dataclass(frozen=True, kw_only=True)
 class ContinualMaeConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-5
-    augmentations: int = 10
+    lr: NonNegative = 1e-5
+    augmentations: Several = 10
     """Views of a batch by which the patches' uncertainty is told."""
-    mask_ratio: float = 0.5
+    mask_ratio: ShareAboveZero = 0.5
     """The share of patches that are hidden, the least certain ones."""
-    hog_weight: float = 0.5
-    restore: float = 0.01
+    hog_weight: NonNegative = 0.5
+    restore: ShareBelowOne = 0.01
     """The chance of each weight to return to the source after a step."""
     # Ours: nothing but CIFAR10-C's settings is published.
     published: ClassVar = {"imagenet-c": {"lr": 1e-6}}
@@ -91,7 +92,6 @@ class ContinualMae(Adapter):
 
     def setup(self) -> None:
         config: ContinualMaeConfig = self.config
-        check(config)
         require_colour_images(self.input, self.name)
         positions = self.model.pos_embed
         if not isinstance(positions, Tensor):
@@ -147,19 +147,6 @@ class ContinualMae(Adapter):
             _, tokens = forward_with_patches(self.model, view)
             means.append(at_least_single(tokens).mean(2))
         return torch.stack(means).var(0)
-
-
-def check(config: ContinualMaeConfig) -> None:
-    if not 0 < config.mask_ratio <= 1 or config.augmentations < 2:
-        raise ConfigError(
-            f"Got mask_ratio={config.mask_ratio} and augmentations={config.augmentations}, "
-            "expected a share of more than 0 and at most 1, and at least 2 augmentations."
-        )
-    if not 0 <= config.restore < 1 or not config.hog_weight >= 0:
-        raise ConfigError(
-            f"Got restore={config.restore} and hog_weight={config.hog_weight}, expected a chance "
-            "of at least 0 and less than 1, and a weight of at least 0."
-        )
 
 
 def least_certain(uncertainty: Tensor, share: float) -> Tensor:

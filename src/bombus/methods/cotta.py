@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bombus.data.augment import cotta_view
-from bombus.errors import ConfigError
+from bombus.fields import Count, NonNegative, Share, ShareBelowOne
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
@@ -45,18 +45,18 @@ from bombus.methods.base import Adapter, BaseConfig
 @dataclass(frozen=True, kw_only=True)
 class CottaConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
+    lr: NonNegative = 1e-3
     loss: Literal["cross-entropy", "symmetric"] = "cross-entropy"
-    momentum: float = 0.999
+    momentum: Share = 0.999
     """Of the teacher: how much of it stays at each step."""
-    threshold: float = 0.92
+    threshold: NonNegative = 0.92
     """p_th: a batch on which the source model is less confident is seen in augmented views. The
     authors' rule for another network: the 5 % quantile of its confidence on source images, less .05
     (github.com/qinenergy/cotta, issue 16)."""
-    augmentations: int = 32
+    augmentations: Count = 32
     always_augment: bool = False
     """Make the views' forwards for confident batches too, unread, as the authors' CIFAR code."""
-    restore: float = 0.01
+    restore: ShareBelowOne = 0.01
     """The chance of each weight to return to the source after a step."""
     published: ClassVar = {
         "cifar100-c": {"threshold": 0.72},
@@ -80,11 +80,6 @@ class Cotta(Adapter):
 
     def setup(self) -> None:
         config: CottaConfig = self.config
-        if not 0 <= config.restore < 1 or config.augmentations < 1:
-            raise ConfigError(
-                f"Got restore={config.restore} and augmentations={config.augmentations}, expected "
-                "a chance of at least 0 and less than 1, and at least 1 augmentation."
-            )
         require_colour_images(self.input, self.name)
         use_batch_statistics(self.model)
         self.source_model = deepcopy(self.model)  # frozen, and so never state

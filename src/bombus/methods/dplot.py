@@ -35,6 +35,7 @@ from torch import Tensor
 from bombus.backbones.blocks import block_parameters, find_blocks
 from bombus.data.augment import flip
 from bombus.errors import ConfigError
+from bombus.fields import CountOrZero, NonNegative, Share
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods import register
@@ -50,14 +51,14 @@ class DplotConfig(BaseConfig):
     blocks: tuple[str, ...] = ()
     """What entropy trains, e.g. from `bombus blocks`; empty: a CNN's first level."""
     optimizer: OptimizerName = "adam"
-    entropy_lr: float = 1e-3
+    entropy_lr: NonNegative = 1e-3
     """Of the selected blocks, down the entropy."""
-    pseudo_label_lr: float = 1e-4
+    pseudo_label_lr: NonNegative = 1e-4
     """Of all parameters, towards the teacher."""
-    momentum: float = 0.999
-    warmup_images: int = 50_000
+    momentum: Share = 0.999
+    warmup_images: CountOrZero = 50_000
     """Source images before the stream; 0: none."""
-    warmup_lr: float = 1e-3
+    warmup_lr: NonNegative = 1e-3
     """Where the warm-up's rising learning rate ends."""
     student_keeps_warmup: bool = True
     """True: student and teacher both start warmed. False: the teacher alone, as the code ran."""

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from bombus.errors import DataError
+from bombus.fields import Count, NonNegative, Share
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.precision import at_least_single
 from bombus.losses.reliable import (
@@ -56,12 +57,12 @@ from bombus.methods.base import Adapter, BaseConfig, Source
 @dataclass(frozen=True, kw_only=True)
 class EtaConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
-    margin: float = 0.4
+    lr: NonNegative = 1e-3
+    margin: NonNegative = 0.4
     """A prediction is reliable if its entropy is below this fraction of ln(classes)."""
-    redundancy: float = 0.4
+    redundancy: NonNegative = 0.4
     """A prediction is new if its cosine to the mean of the learnt ones is below this."""
-    momentum: float = 0.9
+    momentum: Share = 0.9
     """Of the running mean of learnt predictions."""
     published: ClassVar = {
         "cifar100-c": {"redundancy": 0.1},
@@ -114,9 +115,9 @@ class Eta(Adapter):
 
 @dataclass(frozen=True, kw_only=True)
 class EataConfig(EtaConfig):
-    fisher_weight: float = 1.0
+    fisher_weight: NonNegative = 1.0
     """Of the penalty; 0 leaves it out and makes this ETA."""
-    fisher_images: int = 2000
+    fisher_images: Count = 2000
     """Source images that the Fisher is taken from, at most."""
     published: ClassVar = {
         **EtaConfig.published,

@@ -49,6 +49,7 @@ from bombus.backbones.prototypes import class_prototypes
 from bombus.data.augment import cotta_view
 from bombus.data.labelled import SureImages
 from bombus.errors import ConfigError, DataError
+from bombus.fields import Count, NonNegative, Several, Share
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.precision import at_least_single
 from bombus.losses.reliable import entropy_margin, is_reliable
@@ -70,17 +71,17 @@ from bombus.methods.base import Adapter, BaseConfig, Source
 @dataclass(frozen=True, kw_only=True)
 class ObaoConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.999
+    lr: NonNegative = 1e-3
+    momentum: Share = 0.999
     """Of the teacher: how much of it stays at each step."""
-    margin: float = 0.1
+    margin: NonNegative = 0.1
     """Test images of less entropy, as a fraction of ln C, enter the buffer."""
-    buffer_size: int = 1000
-    replay_batch: int = 200
+    buffer_size: Several = 1000
+    replay_batch: Several = 200
     """How many images are drawn from the buffer for a step."""
-    replay_weight: float = 1.0
-    relation_weight: float = 1.0
-    prototype_images: int = 100_000
+    replay_weight: NonNegative = 1.0
+    relation_weight: NonNegative = 1.0
+    prototype_images: Count = 100_000
     """Source images read for the class prototypes, at most."""
     published: ClassVar = {
         "cifar100-c": {"buffer_size": 200, "relation_weight": 200.0},
@@ -105,11 +106,6 @@ class Obao(Adapter):
     def setup(self) -> None:
         config: ObaoConfig = self.config
         require_colour_images(self.input, self.name)
-        if config.buffer_size < 2 or config.replay_batch < 2:
-            raise ConfigError(
-                f"Got buffer_size={config.buffer_size} and replay_batch={config.replay_batch}, "
-                "expected at least 2 of each."
-            )
         use_batch_statistics(self.model)
         self.teacher = Teacher(self.model)
         self.buffer = SureImages(config.buffer_size, self._parameter().device)

@@ -23,21 +23,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bombus.errors import ConfigError
+from bombus.fields import Count
 from bombus.methods import register
 from bombus.methods.eata import Eta, EtaConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class RdumbConfig(EtaConfig):
-    reset_every: int = 1000
+    reset_every: Count = 1000
     """Batches."""
-
-    def __post_init__(self) -> None:
-        if self.reset_every < 1:
-            raise ConfigError(
-                f"rdumb's reset_every is {self.reset_every}; give a number of batches, 1 or more."
-            )
 
 
 @register("rdumb")

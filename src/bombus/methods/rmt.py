@@ -47,6 +47,7 @@ from bombus.backbones.prototypes import class_prototypes
 from bombus.data.augment import cotta_view
 from bombus.data.labelled import LabelledImages
 from bombus.errors import ConfigError
+from bombus.fields import Count, CountOrZero, NonNegative, Positive, Several, Share
 from bombus.losses.precision import at_least_single
 from bombus.losses.self_training import self_training
 from bombus.methods import register
@@ -59,7 +60,7 @@ from bombus.methods._mean_teacher import (
 from bombus.methods._norm import batch_logits, use_batch_statistics
 from bombus.methods._optim import OptimizerName, apply_gradients, make_optimizer, train_all
 from bombus.methods._progress import with_progress
-from bombus.methods._source import Counted
+from bombus.methods._source import GatedSource
 from bombus.methods._teacher import Teacher, warm_up
 from bombus.methods.base import Adapter, BaseConfig, Source
 
@@ -67,27 +68,28 @@ from bombus.methods.base import Adapter, BaseConfig, Source
 @dataclass(frozen=True, kw_only=True)
 class RmtFreeConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.999
+    lr: NonNegative = 1e-3
+    momentum: Share = 0.999
     """Of the teacher: how much of it stays at each step."""
-    self_training_weight: float = 1.0
-    contrast_weight: float = 1.0
-    temperature: float = 0.1
+    self_training_weight: NonNegative = 1.0
+    contrast_weight: NonNegative = 1.0
+    temperature: Positive = 0.1
     """Of the contrastive term."""
-    projection: int = 128
+    projection: Count = 128
     """P, of the projector's both layers."""
-    prototype_images: int = 100_000
+    prototype_images: Count = 100_000
     """Source images read for the class prototypes, at most."""
     published: ClassVar = {"imagenet-c": {"optimizer": "sgd", "lr": 1e-2}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RmtConfig(RmtFreeConfig):
-    source_weight: float = 1.0
+    source_weight: NonNegative = 1.0
     """Of the replay; 0: no source images are kept."""
-    source_images: int = 50_000
-    """How many labelled source images are kept for the replay."""
-    warmup_images: int = 50_000
+    source_images: Several = 50_000
+    """How many labelled source images are kept for the replay, at least 2."""
+    warmup_images: CountOrZero = 50_000
+    """Source images before the stream; 0: none."""
     published: ClassVar = {
         "imagenet-c": {**RmtFreeConfig.published["imagenet-c"], "source_images": 5_000}
     }
@@ -182,16 +184,11 @@ class Rmt(RobustMeanTeacher):
 
     def setup(self) -> None:
         super().setup()
-        if self.config.source_images < 2:
-            raise ConfigError(
-                f"Got source_images={self.config.source_images}, expected at least 2; "
-                "source_weight=0 switches the replay off."
-            )
         # In the computer's memory, not the GPU's: a batch a step comes over.
         self.source = LabelledImages(self.config.source_images, torch.device("cpu"))
 
     def prepare(self, source: Source | None) -> None:
-        given = source.source if isinstance(source, Counted) else source
+        given = source.source if isinstance(source, GatedSource) else source
         if isinstance(given, Iterator):
             raise ConfigError(
                 "rmt goes over the source twice, but an iterator was given, which runs dry after "

@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bombus.data.augment import colour_jitter, random_affine, random_flip
+from bombus.fields import NonNegative, Positive, Share
 from bombus.losses.divergence import mutual_cross_entropy
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.likelihood_ratio import soft_likelihood_ratio
@@ -51,18 +52,18 @@ from bombus.methods.base import Adapter, BaseConfig
 @dataclass(frozen=True, kw_only=True)
 class RoidConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
+    lr: NonNegative = 1e-3
     weighting: bool = True
     """By certainty and diversity; without it all samples count 1."""
-    temperature: float = 1 / 3
+    temperature: Positive = 1 / 3
     """Of the weights: small prefers the certain and diverse strongly."""
-    prediction_momentum: float = 0.9
+    prediction_momentum: Share = 0.9
     """Of the running mean prediction, which diversity is measured against."""
     consistency: bool = True
     view_per_sample: bool = False
     """Every second view its own draw, not one for the batch."""
     ensembling: bool = True
-    source_momentum: float = 0.99
+    source_momentum: Share = 0.99
     """What stays of a weight after each step; the rest comes from the source."""
     prior_correction: Literal["logits", "probabilities", "off"] = "logits"
     """What the batch's class frequencies multiply."""

@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from bombus.errors import ConfigError
+from bombus.fields import NonNegative
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.reliable import entropy_margin, is_reliable
 from bombus.methods import register
 from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
-from bombus.methods._optim import apply_gradients
+from bombus.methods._optim import apply_gradients, trainable
 from bombus.methods.base import Adapter, BaseConfig
 
 _BLOCK = re.compile(r"(?P<stem>(?:.*\.)?)blocks\.\d+")
@@ -40,12 +41,12 @@ _TOP_BLOCKS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SarConfig(BaseConfig):
-    lr: float = 1e-3
-    radius: float = 0.05
+    lr: NonNegative = 1e-3
+    radius: NonNegative = 0.05
     """rho: how far the parameters, as one vector, climb before the second pass."""
-    margin: float = 0.4
+    margin: NonNegative = 0.4
     """E0, as a fraction of ln(classes): predictions of less entropy are reliable."""
-    floor: float = 0.2
+    floor: NonNegative = 0.2
     """e_m, in nats: recover when the moving average of the entropy falls below; 0 never does."""
     published: ClassVar = {
         "imagenet-c": {"lr": 2.5e-4},
@@ -70,7 +71,9 @@ class Sar(Adapter):
                 f"{self.name} leaves the top of a network alone ({', '.join(top)}), and this model "
                 "has no normalisation layers elsewhere; choose another method, such as tent."
             )
-        self.optimizer = torch.optim.SGD(self.parameters, lr=self.config.lr, momentum=0.9)
+        self.optimizer = torch.optim.SGD(
+            trainable(self.parameters), lr=self.config.lr, momentum=0.9
+        )
         self.average: float | None = None  # e, of the entropy at the second pass
 
     def step(self, x: Tensor) -> Tensor:

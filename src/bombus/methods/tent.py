@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from bombus.fields import NonNegative
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods import register
 from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
@@ -26,7 +27,7 @@ from bombus.methods.base import Adapter, BaseConfig
 @dataclass(frozen=True, kw_only=True)
 class TentConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-3
+    lr: NonNegative = 1e-3
     published: ClassVar = {
         "imagenet-c": {"optimizer": "sgd", "lr": 2.5e-4},
         "imagenet-c/vit": {"optimizer": "sgd", "lr": 1e-4},

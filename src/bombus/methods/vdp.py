@@ -49,7 +49,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bombus.data.augment import cotta_view
-from bombus.errors import ConfigError, InputError
+from bombus.errors import InputError
+from bombus.fields import NonNegative, Positive, Share, ShareAboveZero, ShareBelowOne
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._mean_teacher import require_colour_images
@@ -64,19 +65,19 @@ LARGEST = 1e6  # of Λ: far stiffer than a loss, so a pixel is held for good, by
 class VdpConfig(BaseConfig):
     """Our reconstruction: none of these numbers is the paper's."""
 
-    lr: float = 1e-3
+    lr: NonNegative = 1e-3
     """Of Adam, in parts of the pixels' range."""
-    momentum: float = 0.999
+    momentum: Share = 0.999
     """Of the teacher's prompts: how much of them stays at each step."""
-    patch: float = 1 / 8
+    patch: ShareAboveZero = 1 / 8
     """Height and width of a prompt, as a part of the image's."""
-    threshold: float = 0.05
+    threshold: NonNegative = 0.05
     """S: a larger change of the mean confidence is a change of domain."""
-    confidence_momentum: float = 0.9
+    confidence_momentum: ShareBelowOne = 0.9
     """Of the confidence that a batch's is compared with; 0: that of the batch before."""
-    penalty: float = 1.0
+    penalty: NonNegative = 1.0
     """Weight of the homeostatic penalty."""
-    damping: float = 1e-3
+    damping: Positive = 1e-3
     """A squared shift of a pixel so small that it says nothing of how much the pixel mattered."""
     statistics: Literal["batch", "source"] = "batch"
     """Of BatchNorm; other networks have no choice."""
@@ -85,26 +86,6 @@ class VdpConfig(BaseConfig):
         # whose mean confidence is about twice as noisy.
         "imagenet-c": {"lr": 1e-4, "damping": 1e-5, "threshold": 0.1},
     }
-
-    def __post_init__(self) -> None:
-        if not 0 < self.patch <= 1:
-            raise ConfigError(
-                f"Got patch={self.patch}, expected a part of the image's side, above 0 and at most "
-                "1; the default is an eighth."
-            )
-        if not 0 <= self.momentum <= 1 or not 0 <= self.confidence_momentum < 1:
-            raise ConfigError(
-                f"Got momentum={self.momentum} and confidence_momentum={self.confidence_momentum}, "
-                "expected numbers from 0 to 1, the second below 1."
-            )
-        numbers = (self.lr, self.threshold, self.penalty, self.damping)
-        if not all(map(math.isfinite, numbers)) or min(numbers) < 0 or self.damping == 0:
-            raise ConfigError(
-                f"Got lr={self.lr}, threshold={self.threshold}, penalty={self.penalty} and "
-                f"damping={self.damping}, expected numbers of at least 0, and damping above 0."
-            )
-        if self.statistics not in ("batch", "source"):
-            raise ConfigError(f"Got statistics={self.statistics!r}, expected 'batch' or 'source'.")
 
 
 @register("vdp")

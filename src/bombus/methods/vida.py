@@ -45,8 +45,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bombus.data.augment import cotta_view
+from bombus.data.augment import VIEWS, ViewName, cotta_view
 from bombus.errors import ConfigError, DataError
+from bombus.fields import Count, CountOrZero, NonNegative, Several, Share, ShareBelowOne
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
@@ -63,31 +64,34 @@ DOUBT = 0.1  # of the variance; the reference's
 @dataclass(frozen=True, kw_only=True)
 class VidaConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
-    lr: float = 1e-4
+    lr: NonNegative = 1e-4
     """Of the network around the adapters."""
-    adapter_lr: float = 1e-5
+    adapter_lr: NonNegative = 1e-5
     adapt: Literal["all", "adapters"] = "all"
     """What the stream trains: everything, as the authors' code, or the adapters, as the paper."""
     loss: Literal["cross-entropy", "symmetric"] = "cross-entropy"
-    low_rank: int = 1
-    high_rank: int = 128
+    low_rank: Count = 1
+    high_rank: Count = 128
     """Of the two adapters; at most the layer's width."""
-    momentum: float = 0.999
+    momentum: Share = 0.999
     """Of the teacher: how much of it stays at each step."""
-    adapter_momentum: float = 0.999
+    adapter_momentum: Share = 0.999
     """Of the teacher's adapters."""
-    augmentations: int = 10
+    augmentations: Several = 10
     """V, the views that the doubt is measured on."""
-    threshold: float = 0.05
+    threshold: NonNegative = 0.05
     """A batch of this doubt or more gives weight to the wide adapters."""
     published_scales: bool = False
     """The wide adapters always count once, as in the authors' code."""
-    restore: float = 0.1
+    restore: ShareBelowOne = 0.1
     """The chance of each weight to return to the start after a step."""
-    source_images: int = 50_000
+    source_images: CountOrZero = 50_000
     """Labelled source images that train the adapters, at most; 0: none. Not published."""
-    source_lr: float = 1e-4
+    source_lr: NonNegative = 1e-4
     """Adam's, for that training. Not published."""
+    source_view: ViewName = "none"
+    """Ours: how these images are changed. The authors have published only that the network stays
+    frozen; what the adapters have seen then decides most of what they are worth."""
     published: ClassVar = {
         "cifar100-c": {"lr": 3e-4, "adapter_lr": 1e-6},
         "imagenet-c": {
@@ -113,7 +117,6 @@ class Vida(Adapter):
 
     def setup(self) -> None:
         config: VidaConfig = self.config
-        _check(config)
         require_colour_images(self.input, self.name)
         add_adapters(self.model, config.low_rank, config.high_rank, self.generator)
         backbone, adapters = by_part(self.model)
@@ -129,7 +132,7 @@ class Vida(Adapter):
         if source is None or not self.config.source_images:
             self.source_free = True
             return
-        train_adapters(self.model, source, self.config.source_images, self.config.source_lr)
+        train_adapters(self.model, source, self.config, self.generator)
         self.teacher = Teacher(self.model)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -260,8 +263,11 @@ def adapter_scales(doubt: float, threshold: float) -> tuple[float, float]:
     return 1 + doubt, 1 - doubt
 
 
-def train_adapters(model: nn.Module, source: Source, images: int, lr: float) -> None:
+def train_adapters(
+    model: nn.Module, source: Source, config: VidaConfig, generator: torch.Generator
+) -> None:
     """One pass of Adam over labelled source images, at a constant rate; all else stays frozen."""
+    images = config.source_images
     batches = usable_batches(source, model, images)
     first = next(batches, None)
     if first is None:
@@ -269,10 +275,10 @@ def train_adapters(model: nn.Module, source: Source, images: int, lr: float) -> 
     total = math.ceil(images / len(first[0]))
     if isinstance(source, Sized):
         total = min(total, len(source))
-    optimizer = make_optimizer(by_part(model)[1], "adam", lr)
+    optimizer = make_optimizer(by_part(model)[1], "adam", config.source_lr)
     stream = itertools.chain([first], batches)
     for x, y in with_progress(stream, total, "training the adapters"):
-        logits = at_least_single(model(x))
+        logits = at_least_single(model(VIEWS[config.source_view](x, generator)))
         if y.shape != (len(x),) or y.min() < 0 or y.max() >= logits.shape[1]:
             raise DataError(
                 f"A source batch of {len(x)} images came with labels of shape {tuple(y.shape)} "
@@ -284,17 +290,3 @@ def train_adapters(model: nn.Module, source: Source, images: int, lr: float) -> 
                 "The gradient of the adapters is not finite on these source images; look for NaN "
                 "among them, or for values outside the range that the model expects."
             )
-
-
-def _check(config: VidaConfig) -> None:
-    if not 0 <= config.restore < 1 or config.augmentations < 2:
-        raise ConfigError(
-            f"Got restore={config.restore} and augmentations={config.augmentations}, expected a "
-            "chance of at least 0 and less than 1, and at least 2 views to vary."
-        )
-    if min(config.low_rank, config.high_rank) < 1 or config.source_images < 0:
-        raise ConfigError(
-            f"Got low_rank={config.low_rank}, high_rank={config.high_rank} and "
-            f"source_images={config.source_images}, expected ranks of at least 1, and 0 or more "
-            "source images (0: the adapters start untrained)."
-        )

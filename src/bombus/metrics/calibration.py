@@ -19,8 +19,11 @@ Bins = list[list[float]]  # a row a bin of confidence: samples, right answers, s
 
 
 def confidence_bins(logits: Tensor, y: Tensor) -> Bins:
-    """Sums over one batch, by confidence; samples without an answer (NaN rows) are left out."""
-    answered = ~logits.isnan().any(1)
+    """Sums over one batch, by confidence; answers that are not finite are left out.
+
+    Whoever sums up must count those: left out of a mean, a method's worst answers flatter it.
+    """
+    answered = logits.isfinite().all(1)
     probabilities = logits[answered].double().softmax(1)
     confidence, answer = probabilities.max(1)
     right = answer == y.to(logits.device)[answered]
@@ -46,8 +49,8 @@ def calibration_error(bins: Bins) -> float:
 
 
 def log_loss(logits: Tensor, y: Tensor) -> tuple[float, int]:
-    """-log p of the true class in nats, summed over samples with an answer, and their number."""
-    answered = ~logits.isnan().any(1)
+    """-log p of the true class in nats, summed over finite answers, and their number."""
+    answered = logits.isfinite().all(1)
     log_p = logits[answered].double().log_softmax(1)
     chosen = log_p.gather(1, y.to(logits.device)[answered].long()[:, None])
     return -float(chosen.sum()), int(answered.sum())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,18 @@ from torch.nn.modules.module import (
 
 from bombus.backbones.blocks import find_blocks, last_module
 from bombus.errors import ConfigError
+
+_counts: ContextVar[bool] = ContextVar("_counts", default=True)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Within, passes are nobody's: no part of what a method does with a batch."""
+    token = _counts.set(False)
+    try:
+        yield
+    finally:
+        _counts.reset(token)
 
 
 class PassCounter:
@@ -46,7 +59,7 @@ class PassCounter:
                 handle.remove()
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if type(module) is type(self.model) and inputs:
+        if type(module) is type(self.model) and inputs and _counts.get():
             self.entered += len(inputs[0])
 
     def _leave(self, module: nn.Module, _inputs: Any, output: Any) -> None:

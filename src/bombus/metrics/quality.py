@@ -21,13 +21,21 @@ GUESSING = 0.9  # of the error of guessing
 
 
 def summarise_quality(records: Records, classes: int) -> dict[str, Any]:
-    """Calibration error (%), log loss (nats), batches to adapt, collapse, error on clean images."""
+    """Calibration error (%), log loss (nats), batches to adapt, collapse, error on clean images.
+
+    The first two are unknown as soon as one answer is not finite: such an answer has no confidence,
+    and over the others alone a run that diverged would look better than a sound one.
+    """
     bins = add_bins([record["confidence"] for record in records])
     answered = sum(samples for samples, _, _ in bins)
+    samples = sum(c["samples"] for record in records for c in record["domains"].values())
+    not_finite = int(samples - answered)
+    known = answered and not not_finite
     total = math.fsum(record["log_loss"] for record in records)
     quality: dict[str, Any] = {
-        "calibration_error": round(calibration_error(bins), 4) if answered else None,
-        "log_loss": round(total / answered, 5) if answered else None,
+        "calibration_error": round(calibration_error(bins), 4) if known else None,
+        "log_loss": round(total / answered, 5) if known else None,
+        "not_finite": not_finite,
         "batches_to_adapt": _speed(records),
         "collapsed": has_collapsed(records, classes),
     }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, get_args
 
 from bombus.errors import UnknownNameError
+from bombus.fields import Count, check_fields
 from bombus.names import ExperimentName, Precision
 from bombus.report.records import RunResult
 from bombus.settings import RunSettings
@@ -37,10 +38,13 @@ class Place:
     source: Path | None = None  # clean training images
     warmup: Path | None = None  # `bee`'s preparation as a file, in the place of source images
     clean: Path | None = None  # clean test images, for what was forgotten
-    samples: int | None = None
-    batch_size: int | None = None
+    samples: Count | None = None
+    batch_size: Count | None = None
     precision: Precision = "fp32"
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def settings(self, method: str, benchmark: str, **chosen: Any) -> RunSettings:
         """A cell's settings: `benchmark` in full, the embedded images otherwise."""

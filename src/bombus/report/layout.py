@@ -59,6 +59,7 @@ QUALITY = (
     Column("log_loss", "log loss", "cost", 3),
     Column("batches_to_adapt", "to adapt", "cost", 1),
 )
+BY_CONFIDENCE = ("calibration_error", "log_loss")
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,12 @@ def _table(
             "calib.: expected calibration error, 15 bins; log loss in nats; to adapt: batches "
             "until within a point of a domain's final error."
         ] = None
+        for group in groups:
+            if lost := sum(run.not_finite for run in group.runs):
+                notes[
+                    f"{group.label}: {lost:,} answers are not finite, so there is no calibration "
+                    "error and no log loss."
+                ] = None
     if set(COST) & set(extra):
         devices = dict.fromkeys(run.device for run in runs)
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
@@ -201,6 +208,8 @@ def _qualities(runs: Sequence[RunResult]) -> dict[str, float | str | None]:
     means: dict[str, float | str | None] = {}
     for column in QUALITY:
         known = [v for run in runs if (v := getattr(run, column.name)) is not None]
+        if column.name in BY_CONFIDENCE and any(run.not_finite for run in runs):
+            known = []  # the seeds that went well do not speak for the one that diverged
         means[column.name] = statistics.fmean(known) if known else None
     return means
 

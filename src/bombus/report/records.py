@@ -62,6 +62,7 @@ class RunResult:
     calibration_error: float | None = None  # per cent; early runs do not say
     log_loss: float | None = None  # nats
     batches_to_adapt: float | None = None
+    not_finite: int = 0  # answers; one is enough, and neither of the first two is known
     collapsed: bool = False
 
 
@@ -71,6 +72,8 @@ def read_run(path: Path) -> RunResult:
     stored = read_json(path)
     if not isinstance(stored, dict):
         raise DataError(f"{path} holds no run: expected an object with a method and its errors.")
+    if "domains" in stored and not stored["domains"]:
+        raise DataError(f"{path} is not whole: it lists no domains; restore it or leave it out.")
     try:
         return RunResult(
             path=path,
@@ -93,6 +96,7 @@ def read_run(path: Path) -> RunResult:
             precision=str(stored["precision"]),
             device=str(stored["device"]),
             collapsed=bool(stored.get("collapsed")),
+            not_finite=int(stored.get("not_finite") or 0),
             **{name: _optional(stored.get(name)) for name in QUALITY},
         )
     except KeyError as error:

@@ -22,6 +22,7 @@ from bombus.data.augment.geometry import flip, random_affine, random_crop, rando
 from bombus.data.augment.views import (
     VIEWS,
     View,
+    ViewName,
     adacontrast_strong,
     adacontrast_weak,
     cotta_view,
@@ -33,6 +34,7 @@ from bombus.data.augment.views import (
 __all__ = [
     "VIEWS",
     "View",
+    "ViewName",
     "adacontrast_strong",
     "adacontrast_weak",
     "colour_jitter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -121,7 +122,8 @@ def adacontrast_strong(x: Tensor, generator: torch.Generator) -> Tensor:
     return random_flip(out, generator).to(x.dtype)
 
 
-VIEWS: dict[str, View] = {
+ViewName = Literal["none", "mild", "turned", "strong", "cotta"]
+VIEWS: dict[ViewName, View] = {
     "none": plain_view,
     "mild": mild_view,
     "turned": turned_view,

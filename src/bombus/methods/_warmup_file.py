@@ -1,0 +1,146 @@
+"""BEE's warm-up as a file: what it learnt, and what it was made of and for."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from bombus import checkpoint
+from bombus.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from bombus.methods.bee import Bee
+
+HEADER = "bombus.warmup"
+CODES = "student codes"
+# What an artefact must share with the adapter that reads it.
+STRUCTURE = ("last_descriptor", "tokens", "codes")
+# What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
+DECISIVE = (
+    "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
+    "sinkhorn_iterations", "feature_queue", "momentum", "views", "prediction_weight",
+    "warmup_images", "warmup_rounds", "warmup_view", "warmup_loss", "warmup_optimizer", "warmup_lr",
+    "warmup_code_lr", "seed",
+)  # fmt: skip
+
+
+def save_warmup(bee: Bee, path: Path) -> None:
+    books = bee.codebooks
+    tensors = {
+        **{f"weights/{name}": p.detach() for name, p in trained_parameters(bee).items()},
+        **{f"{CODES}/{level}": c for level, c in books.student.items()},
+        **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
+        **{f"queue/{level}": q for level, q in books.queue.items()},
+    }
+    header = {
+        "source_sha256": bee.source_sha256,
+        "source_bytes": bee.source_bytes,
+        "config": deciding_settings(bee),
+    }
+    data = format_tensors(
+        {name: t.cpu().contiguous() for name, t in tensors.items()},
+        metadata={HEADER: json.dumps(header)},
+    )
+    checkpoint.write_bytes(path, data)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
+    """The header, the tensors, and the levels that have codes."""
+    try:
+        with safe_open(path, framework="pt") as reader:
+            header = json.loads((reader.metadata() or {})[HEADER])
+            names = reader.keys()
+            tensors = {name: reader.get_tensor(name) for name in names}
+        facts = {name: header[name] for name in ("source_sha256", "source_bytes")}
+        facts["config"] = {name: header["config"][name] for name in (*STRUCTURE, "trained")}
+        coded = {int(name.partition("/")[2]) for name in tensors if name.startswith(CODES)}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"There is no warm-up file {path}; make it with `bombus warmup`."
+        ) from None
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError):
+        raise _not_whole(path) from None
+    return facts, tensors, coded
+
+
+def _not_whole(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is no whole warm-up file; make it again with `bombus warmup`.")
+
+
+def load_warmup(bee: Bee, path: Path) -> None:
+    header, tensors, coded = _read(path)
+    if header["source_sha256"] != bee.source_sha256:
+        raise CheckpointError(
+            f"The warm-up {path} belongs to other weights (sha256 {header['source_sha256'][:12]}, "
+            f"this model has {bee.source_sha256[:12]}); make one for this model."
+        )
+    mine = deciding_settings(bee)
+    for name in STRUCTURE:
+        if header["config"][name] != mine[name]:
+            raise CheckpointError(
+                f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
+                f"has {mine[name]}; make one with the same settings."
+            )
+    if absent := sorted(set(bee.levels) - coded):
+        raise CheckpointError(
+            f"The warm-up {path} has codes for levels {sorted(coded)}, not for level {absent[0]}; "
+            "make it again with `bombus warmup`."
+        )
+    if header["config"]["trained"] != mine["trained"]:
+        raise CheckpointError(
+            f"The warm-up {path} was made for {len(header['config']['trained'])} parameters, this "
+            f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
+            "warmup_blocks, adapts and shallow."
+        )
+    weights = {f"weights/{name}": p.shape for name, p in trained_parameters(bee).items()}
+    if {n: t.shape for n, t in tensors.items() if not _of_codes(n)} != weights:
+        raise _not_whole(path)
+    bee.source_bytes = header["source_bytes"]
+    _fill(bee, tensors)
+
+
+def _of_codes(name: str) -> bool:
+    return bool(re.fullmatch(r"(student codes|teacher codes|queue)/\d+", name))
+
+
+def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
+    device = bee.parameters[0].device
+    trained, books = trained_parameters(bee), bee.codebooks
+    stores = {
+        CODES: books.student,
+        "teacher codes": books.teacher,
+        "queue": books.queue,
+    }
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            kind, _, key = name.partition("/")
+            value = tensor.to(device)
+            if kind == "weights":
+                trained[key].copy_(value)
+                if key in bee.teacher:
+                    bee.teacher[key].copy_(value)
+            else:
+                stores[kind][int(key)] = value
+    bee.deep.changed = bool(bee.deep.parameters)
+
+
+def trained_parameters(bee: Bee) -> dict[str, torch.nn.Parameter]:
+    """What a warm-up trains: the blocks that adapt, and the others where they are prepared."""
+    return {**bee.adapted, **bee.deep.parameters}
+
+
+def deciding_settings(bee: Bee) -> dict[str, Any]:
+    """What decides a warm-up, as JSON would give it back, with what "default" came to mean."""
+    resolved = {"levels": bee.levels, "trained": sorted(trained_parameters(bee))}
+    asked = {**asdict(bee.config), **resolved}
+    kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
+    settings: dict[str, Any] = json.loads(json.dumps(kept))
+    return settings
