@@ -196,6 +196,10 @@ def test_bee_is_prepared_once_a_seed_whatever_its_cells_switch_off(
     assert [a["source"] for a in asked] == sorted(p.name for p in runs.glob("*.safetensors"))
     run_cells(cells, (1, 2), runs)
     assert made == [1, 2]
+    # A version that prepares otherwise by itself does not take the old file.
+    monkeypatch.setattr(find_method("bee").Config, "published", {"demo": {"warmup_lr": 1e-3}})
+    run_cells(cells[:1], (1,), runs)
+    assert made == [1, 2, 1]
 
 
 def test_the_demo_scale_has_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:

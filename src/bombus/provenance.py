@@ -47,10 +47,17 @@ def file_digests(weights: Sequence[Path], source: Path | None) -> dict[str, str]
     """
     found = {}
     if weights and all(path.is_file() for path in weights):
-        found["weights"] = sha256_of_files(weights)
+        stats = (path.stat() for path in weights)
+        found["weights"] = _sha256(tuple(weights), tuple((s.st_size, s.st_mtime_ns) for s in stats))
     if source is not None and source.is_file():
         found["source"] = _made_of(source)
     return found
+
+
+@cache
+def _sha256(files: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
+    """Read once, as long as the files stay as they are: a table asks for every cell and seed."""
+    return sha256_of_files(files)
 
 
 def _made_of(warmup: Path) -> str:

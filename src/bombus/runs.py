@@ -196,10 +196,8 @@ class Run:
                 )
             before = _read_json(out / SETTINGS)
             differing = sorted(k for k in {*asked, *before} if asked.get(k) != before.get(k))
-            if FILES in differing and FILES not in before:
-                differing.remove(
-                    FILES
-                )  # begun before they were told apart by more than their names
+            if FILES not in before:  # begun by a version that went by names alone
+                differing = [name for name in differing if name != FILES]
             if differing:
                 raise ConfigError(
                     f"{out} holds a run with another {', '.join(differing)} "

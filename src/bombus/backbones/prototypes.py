@@ -32,12 +32,7 @@ def class_prototypes(
             classes = logits.shape[1]
             sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
             sizes = torch.zeros(classes, dtype=torch.float64)
-        if len(y) != len(x) or y.min() < 0 or y.max() >= len(sizes):
-            raise DataError(
-                f"A source batch of {len(x)} images came with {len(y)} labels from "
-                f"{int(y.min())} to {int(y.max())}; expected one label an image, 0 to "
-                f"{len(sizes) - 1}."
-            )
+        require_labels(y, len(x), len(sizes))
         # On the CPU, in float64: the same sum every time, whatever device and precision.
         sums.index_add_(0, y.cpu(), features.cpu().double())
         sizes += y.cpu().bincount(minlength=len(sizes))
@@ -45,3 +40,12 @@ def class_prototypes(
     if not len(sizes):
         raise DataError("There are no source batches to make class prototypes of.")
     return sums / sizes.clamp_min(1)[:, None], sizes
+
+
+def require_labels(y: Tensor, images: int, classes: int) -> None:
+    """One label an image, of the classes that the network knows."""
+    if len(y) != images or y.min() < 0 or y.max() >= classes:
+        raise DataError(
+            f"A source batch of {images} images came with {len(y)} labels from {int(y.min())} to "
+            f"{int(y.max())}; expected one label an image, 0 to {classes - 1}."
+        )

@@ -45,6 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bombus.backbones.prototypes import require_labels
 from bombus.data.augment import VIEWS, ViewName, cotta_view
 from bombus.errors import ConfigError, DataError
 from bombus.fields import Count, CountOrZero, NonNegative, Several, Share, ShareBelowOne
@@ -279,12 +280,7 @@ def train_adapters(
     stream = itertools.chain([first], batches)
     for x, y in with_progress(stream, total, "training the adapters"):
         logits = at_least_single(model(VIEWS[config.source_view](x, generator)))
-        if y.shape != (len(x),) or y.min() < 0 or y.max() >= logits.shape[1]:
-            raise DataError(
-                f"A source batch of {len(x)} images came with labels of shape {tuple(y.shape)} "
-                f"from {y.min().item()} to {y.max().item()}; expected one label an image, 0 to "
-                f"{logits.shape[1] - 1}."
-            )
+        require_labels(y, len(x), logits.shape[1])
         if not descend(F.cross_entropy(logits, y), optimizer):
             raise DataError(
                 "The gradient of the adapters is not finite on these source images; look for NaN "

@@ -75,9 +75,8 @@ def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
     version chooses otherwise, it is another run.
     """
     settings = for_seed(cell.settings, seed)
-    config = {k: v for k, v in asdict(_config(settings)).items() if k != "seed"}
     files = file_digests(settings.weights, settings.source)
-    asked = {**cell.settings.to_dict(), "seed": None, "set": config, "files": files}
+    asked = {**cell.settings.to_dict(), "seed": None, "set": _chosen(settings), "files": files}
     return runs / f"{cell.settings.method}-{_digest(asked)}-seed{seed}"
 
 
@@ -98,6 +97,11 @@ def _config(settings: RunSettings) -> BaseConfig:
     return make_config(find_method(settings.method), benchmark, settings)
 
 
+def _chosen(settings: RunSettings) -> dict[str, Any]:
+    """All of the method's settings but the seed."""
+    return {k: v for k, v in asdict(_config(settings)).items() if k != "seed"}
+
+
 def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
     """With the warm-up file of this seed in the place of `bee`'s source images, made if need be."""
     from bombus.warmup import make_warmup
@@ -105,12 +109,12 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
     if settings.method != "bee" or settings.source is None or settings.source.is_file():
         return settings
     deciding = ("method", "benchmark", "backbone", "weights", "source", "batch_size", "precision")
-    asked = {name: settings.to_dict()[name] for name in deciding}
-    asked["files"] = file_digests(settings.weights, None)
+    plain = replace(settings, set={})
+    asked = {name: plain.to_dict()[name] for name in deciding}
+    asked |= {"set": _chosen(plain), "files": file_digests(plain.weights, None)}
     file = runs / f"bee-prepared-{_digest(asked)}-seed{settings.seed}.safetensors"
     if not file.exists():
-        runs.mkdir(parents=True, exist_ok=True)
-        make_warmup(replace(settings, set={}), file)
+        make_warmup(plain, file)
     return replace(settings, source=file)
 
 
