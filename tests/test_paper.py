@@ -196,10 +196,57 @@ def test_bee_is_prepared_once_a_seed_whatever_its_cells_switch_off(
     assert [a["source"] for a in asked] == sorted(p.name for p in runs.glob("*.safetensors"))
     run_cells(cells, (1, 2), runs)
     assert made == [1, 2]
+    # Asked to prepare otherwise, it does.
+    place = replace(place, own={"bee": {"warmup_rounds": "2"}})
+    other = replace(place.settings("bee", "cifar10-c", replay="off"), domains=("fog",))
+    run_cells([Cell("other", other)], (1,), runs)
+    assert made == [1, 2, 1]
     # A version that prepares otherwise by itself does not take the old file.
     monkeypatch.setattr(find_method("bee").Config, "published", {"demo": {"warmup_lr": 1e-3}})
     run_cells(cells[:1], (1,), runs)
-    assert made == [1, 2, 1]
+    assert made == [1, 2, 1, 1]
+
+
+def test_some_methods_of_a_table_with_settings_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    little = ["--samples", "4", "--batch-size", "2", "--out", str(tmp_path)]
+    asked = ["--methods", "source", "tent", "--set", "tent.lr=3e-3"]
+    main(["paper", "cifar-cnn", *little, *asked])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [cell["name"] for cell in results["cells"]] == ["source", "tent"]
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("tent-*/run.json")]
+    assert [run["config"]["lr"] for run in runs] == [3e-3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (["--methods", "tentt"], "did you mean 'tent'"),
+        (["--methods", "rmt"], "not rmt; some methods need --source"),
+        (["--set", "lr=1"], "expected METHOD.NAME=VALUE"),
+        (["--set", "rmt.lr=1"], "not rmt"),
+        (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),
+        (["--set", "tent.lr=-1"], "lr=-1"),
+    ],
+)
+def test_what_a_table_cannot_be_asked_for_is_said_before_anything_runs(
+    asked: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "cifar-cnn", "--out", str(tmp_path / "out"), *asked])
+    assert stopped.value.code == 2
+    assert answer in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_sets_a_line_apart_goes_before_ones_own_settings() -> None:
+    place = Place(own={"bee": {"inner_steps": "5", "lr": "1e-5"}})
+    assert place.settings("bee", "cifar10-c", inner_steps=0).set == {
+        "inner_steps": "0",
+        "lr": "1e-5",
+    }
+    assert place.settings("tent", "cifar10-c").set == {}
 
 
 def test_the_demo_scale_has_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:

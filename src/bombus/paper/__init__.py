@@ -42,12 +42,16 @@ class Place:
     batch_size: Count | None = None
     precision: Precision = "fp32"
     device: str = "auto"
+    own: dict[str, dict[str, str]] = field(default_factory=dict)  # settings by method, as text
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def settings(self, method: str, benchmark: str, **chosen: Any) -> RunSettings:
-        """A cell's settings: `benchmark` in full, the embedded images otherwise."""
+        """A cell's settings: `benchmark` in full, the embedded images otherwise.
+
+        What a cell chooses is what sets it apart, so it goes before the user's own choice.
+        """
         return RunSettings(
             method=method,
             benchmark=(self.benchmark or benchmark) if self.full else "demo",
@@ -59,7 +63,7 @@ class Place:
             batch_size=self.batch_size,
             precision=self.precision,
             device=self.device,
-            set={name: as_text(value) for name, value in chosen.items()},
+            set=self.own.get(method, {}) | {n: as_text(value) for n, value in chosen.items()},
         )
 
     def small(self, samples: int, batch_size: int) -> Place:

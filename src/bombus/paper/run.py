@@ -1,9 +1,9 @@
 """Running an experiment's cells: each once, whatever interrupts, with the time that is left.
 
 A run's folder is named after its settings, so experiments that share a folder of runs share the
-runs too: BEE as it is stands in six of the ten. It is prepared once a seed, by its own settings,
-whatever a cell switches off afterwards: what a part is worth on the stream is then one question,
-what it is worth in the preparation another.
+runs too: BEE as it is stands in six of the ten. It is prepared once a seed, by its own settings and
+those of a cell that are about the warm-up, whatever the cell switches off afterwards: what a part
+is worth on the stream is then one question, what it is worth in the preparation another.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
     if settings.method != "bee" or settings.source is None or settings.source.is_file():
         return settings
     deciding = ("method", "benchmark", "backbone", "weights", "source", "batch_size", "precision")
-    plain = replace(settings, set={})
+    plain = replace(settings, set={n: v for n, v in settings.set.items() if n.startswith("warmup")})
     asked = {name: plain.to_dict()[name] for name in deciding}
     asked |= {"set": _chosen(plain), "files": file_digests(plain.weights, None)}
     file = runs / f"bee-prepared-{_digest(asked)}-seed{settings.seed}.safetensors"
