@@ -59,8 +59,8 @@ def test_options_are_pinned() -> None:
         "demo": ["out", "samples", "seed"],
         "paper": [
             "backbone", "batch_size", "benchmark", "clean", "data", "device", "first_seed",
-            "name", "out", "precision", "runs", "samples", "scale", "seeds", "source", "warmup",
-            "weights",
+            "methods", "name", "out", "precision", "runs", "samples", "scale", "seeds", "set",
+            "source", "warmup", "weights",
         ],
         "data": ["action"],
         "warmup": [
