@@ -8,8 +8,9 @@ candidates take the student's place in turn: the first anchor (the prepared netw
 all anchors, the paper's merge, and mixtures with the student. Reported for each: the error of
 student and teacher together (labels are read here and nowhere else), and what could be known
 without labels: how far the answers to the image and to its mirror image disagree, and their
-entropy. One line a look; the last line says which candidate is best on average, and how a choice
-by each signal would have done.
+entropy. Then the same earlier selves as voters: their logits beside the student's and teacher's,
+no parameter merged. One line a look; the last line says which candidate is best on average, and
+how a choice by each signal would have done.
 """
 
 from __future__ import annotations
@@ -59,9 +60,13 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
     views = bee.passes.views(x)
     taught = bee.passes.mean(bee.teach(views).logits).float()
     student = flatten(bee.parameters)
-    merged, _, _ = merge_complementary(
+    merged, chosen, _ = merge_complementary(
         student, anchors, lambda flat: bee._log_probabilities(flat, views), bee.config.complementary
     )
+
+    def answers(flat: Tensor) -> Tensor:
+        return bee.passes(views, unflatten(flat, bee.adapted)).logits.float()
+
     mean = torch.stack([anchors[i] for i in range(len(anchors))]).mean(0)
     goals = {"first anchor": anchors[0], "mean of anchors": mean, "the paper's merge": merged}
     candidates = {"student": student}
@@ -69,7 +74,7 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
         candidates |= {f"{name}, {share:g}": student.lerp(goal, share) for share in SHARES}
     result = {}
     for name, flat in candidates.items():
-        logits = bee.passes(views, unflatten(flat, bee.adapted)).logits.float()
+        logits = answers(flat)
         own = bee.passes.mean(logits)
         one, other = (half.log_softmax(1) for half in logits.chunk(2))
         apart = ((one.exp() - other.exp()) * (one - other)).sum(1).mean()
@@ -79,6 +84,17 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
             "disagreement": round(apart.item(), 5),
             "entropy": round(softmax_entropy(own).mean().item(), 5),
         }
+    given = bee.passes.mean(answers(student)) + taught
+    voters = {
+        "the first anchor": [anchors[0]],
+        "the mean of anchors": [mean],
+        "the most different anchor": [anchors[i] for i in chosen[:1]],
+        "the five most different": [anchors[i] for i in chosen],
+    }
+    for name, flats in voters.items():
+        votes = torch.stack([bee.passes.mean(answers(flat)) for flat in flats]).sum(0)
+        wrong = ((given + votes).argmax(1).cpu() != y).float().mean()
+        result[f"vote of {name}"] = {"error": round(100 * wrong.item(), 2)}
     return result
 
 
@@ -130,8 +146,9 @@ def main() -> None:
         for seen in looks:
             for name, values in seen.items():
                 sums[name] += values["error"] / len(looks)
+            merges = {name: values for name, values in seen.items() if len(values) > 1}
             for signal in ("error", "disagreement", "entropy"):
-                best = min(seen, key=lambda name, s=signal, t=seen: t[name][s])  # type: ignore[misc]
+                best = min(merges, key=lambda name, s=signal, t=merges: t[name][s])  # type: ignore[misc]
                 sums[f"chosen by {signal}"] += seen[best]["error"] / len(looks)
         summary = {name: round(value, 3) for name, value in sums.items()}
         facts = {"stream error": round(100 * wrong / samples, 3), "looks": len(looks)}

@@ -93,6 +93,22 @@ def test_help_is_quick_and_does_not_import_torch() -> None:
     assert min(times) < 0.5
 
 
+@pytest.mark.parametrize(("given", "seen"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_leave_the_processor_to_others_unless_told(
+    given: str | None, seen: str
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    code = (
+        "import os, sys, bombus.cli; assert 'torch' not in sys.modules; "
+        "bombus.cli.main(['--version']); print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == seen
+
+
 def test_import_adds_little_to_torch() -> None:
     code = (
         "import time, torch; start = time.perf_counter(); import bombus; bombus.adapt; "

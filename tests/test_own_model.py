@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import bombus
@@ -46,6 +47,27 @@ def test_three_lines_save_and_go_on_in_a_new_process(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == expected
+
+
+def test_settings_go_by_name(tmp_path: Path) -> None:
+    model = OwnResNet.trained()
+    adapter = bombus.adapt(model, "tent", lr=1e-4)
+    assert adapter.config.lr == 1e-4
+    over = bombus.adapt(model, "tent", config=adapter.config, optimizer="sgd")
+    assert (over.config.lr, over.config.optimizer) == (1e-4, "sgd")
+    with pytest.raises(bombus.BombusError, match="no tent setting named 'lrr'; did you mean 'lr'"):
+        bombus.adapt(model, "tent", lrr=1e-4)
+    with pytest.raises(bombus.BombusError, match="lr=-1"):
+        bombus.adapt(model, "tent", lr=-1)
+    other = bombus.adapt(model, "source").config
+    with pytest.raises(bombus.BombusError, match=r"expected TentConfig of bombus\.methods\.tent"):
+        bombus.adapt(model, "tent", config=other, lr=1e-4)
+    named = bombus.adapt(model, "bee", blocks=["layer1", "layer2"], views="one")
+    batches = noise_batches(3)
+    named(batches[0])
+    named.save(tmp_path)
+    loaded = bombus.load(tmp_path, model)
+    assert all(torch.equal(named(x), loaded(x)) for x in batches[1:])
 
 
 def test_tent_changes_only_its_own_copy() -> None:

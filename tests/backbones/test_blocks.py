@@ -141,7 +141,7 @@ def test_found_by_itself(model: nn.Module, blocks: tuple[str, ...]) -> None:
 def test_nothing_to_find() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(
-        ConfigError, match=r"blocks=\[\.\.\.\] \(its top-level modules: 0, 1, 2, 3\)"
+        ConfigError, match=r'blocks=\("name", "name"\) \(at the top there are: 0, 1, 2, 3\)'
     ):
         find_blocks(model)
 

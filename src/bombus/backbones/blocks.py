@@ -84,8 +84,8 @@ def find_blocks(model: nn.Module, names: Sequence[str] | None = None) -> tuple[s
     if not blocks:
         top = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ConfigError(
-            f"No stages were found in {type(model).__name__}; say which modules are its blocks "
-            f"with blocks=[...] (its top-level modules: {top})."
+            f"No stages were found in {type(model).__name__}; name the modules that are its blocks "
+            f'in the setting blocks, such as blocks=("name", "name") (at the top there are: {top}).'
         )
     for name in blocks:
         members_of(model, name)

@@ -50,6 +50,9 @@ DATA_COMMANDS: dict[str, Callable[..., Any]] = {"get": data_get, "make": data_ma
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Read when torch is first imported. Threads that spin while they wait for each other made TENT
+    # on the demo seven times slower on a machine with one other busy process, and no faster alone.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         if arguments[:1] == ["--version"]:
             from bombus import __version__

@@ -10,7 +10,8 @@ from pathlib import Path
 def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) -> None:
     """Stream 15 corruptions of embedded images through every method that is cheap enough.
 
-    Needs no download. Writes OUT/table.md, OUT/stream.svg, OUT/stream.png and the runs beside them.
+    Needs no download. Writes OUT/report.html (open it in a browser), OUT/table.md, OUT/stream.svg,
+    OUT/stream.png and the runs beside them.
 
     Args:
         out: folder for the report; a former demo's report in it is replaced.
@@ -23,7 +24,8 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     from bombus.methods import known_methods
     from bombus.report.figures import stream_figure
     from bombus.report.layout import make_tables
-    from bombus.report.records import read_run
+    from bombus.report.page import make_page
+    from bombus.report.records import read_run, write_file
     from bombus.report.table import to_markdown, to_text
     from bombus.runs import Run
     from bombus.settings import RunSettings
@@ -47,5 +49,7 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     tables = make_tables(results)
     (out / "table.md").write_text(to_markdown(tables))
     pictures = stream_figure([runs / name for name in cheap], out / "stream")
+    write_file(out / "report.html", make_page(results))
     say(to_text(tables))
-    say(f"Written to {out}: table.md, {', '.join(p.name for p in pictures)}, runs/")
+    written = ["report.html", "table.md", *(p.name for p in pictures), "runs/"]
+    say(f"Written to {out}: {', '.join(written)}")

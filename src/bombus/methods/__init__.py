@@ -6,10 +6,11 @@ nothing (tables need only the order of the names).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bombus.errors import UnknownNameError
 
@@ -87,8 +88,11 @@ def adapt(
     config: BaseConfig | None = None,
     source: Source | None = None,
     input: Input | None = None,
+    **settings: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it keeps adapting while it answers.
+
+        adapter = bombus.adapt(model, "tent", lr=1e-4)
 
     Args:
         model: any classifier; it is copied, never changed.
@@ -96,8 +100,15 @@ def adapt(
         config: the method's settings; its published CIFAR10-C defaults if left out.
         source: batches of source data, for methods that need them; others never see it.
         input: what the model expects (range, channels), where it does not say so itself.
+        settings: some of the method's own settings, by name; they go before those of `config`.
     """
-    return find_method(method)(model, config, source=source, input=input)
+    chosen = find_method(method)
+    known = {field.name for field in dataclasses.fields(chosen.Config)}
+    for name in settings.keys() - known:
+        raise UnknownNameError(f"{method} setting", name, sorted(known))
+    if settings and (config is None or isinstance(config, chosen.Config)):
+        config = dataclasses.replace(config or chosen.Config(), **settings)
+    return chosen(model, config, source=source, input=input)
 
 
 def load(folder: str | Path, model: nn.Module) -> Adapter:

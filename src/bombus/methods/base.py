@@ -94,7 +94,8 @@ class Adapter(ABC):
         if config is not None and not isinstance(config, self.Config):
             raise ConfigError(
                 f"Got a {type(config).__qualname__} for {self.name}, expected "
-                f"{self.Config.__qualname__}; build it with {type(self).__name__}.Config(...)."
+                f"{self.Config.__qualname__} of {self.Config.__module__}; or give settings to "
+                "bombus.adapt by name, as in lr=1e-4."
             )
         model = bare(model)
         if self.transformers_only and not is_transformer(model):
