@@ -29,6 +29,7 @@ def html(write_run, tmp_path, capsys) -> Path:
     write_run("runs/source", "source", [50 + i for i in range(15)], **size)
     write_run("runs/bn", "bn", [40 - i for i in range(15)], **size)
     write_run("runs/tent", "tent", [9 + i for i in range(15)], **size)
+    write_run("runs/rdumb", "rdumb", [35] * 15, **size)
     bee = write_run("runs/bee", "bee", [12] * 15, source_access="samples", **size)
     log = bee / "batches.jsonl"
     records = [json.loads(line) for line in log.read_text().splitlines()]
@@ -93,13 +94,16 @@ def test_a_click_on_a_head_sorts(browser, html):
     assert browser.evaluate(head.format(1) + ".getAttribute('aria-sort')") == "ascending"
     assert click(1) == ["source", "bn", "tent"]
     assert browser.evaluate(head.format(1) + ".getAttribute('aria-sort')") == "descending"
-    # Published rows give no error for the domain: last, whichever way.
-    assert "published" in in_order(browser)[0][-1]
     assert click(1) == ours
     assert in_order(browser) == before
     # JPEG: source 64, bn 26, tent 23; then by name.
     assert click(15) == ["tent", "bn", "source"]
     assert click(0) == ["bn", "source", "tent"]
+    # Published, the paper's: bn 20.4, tent 20.7, source 43.5; what has none is last, either way.
+    assert click(17) == ["bn", "tent", "source"]
+    assert in_order(browser)[0][-1] == "rdumb"
+    assert click(17) == ["source", "tent", "bn"]
+    assert in_order(browser)[0][-1] == "rdumb"
     assert browser.evaluate(head.format(15) + ".hasAttribute('aria-sort')") is False
     assert browser.complaints() == []
 
@@ -120,13 +124,13 @@ def test_a_legend_hides_its_line(browser, html):
         "[...document.querySelectorAll('figure')[0].querySelectorAll('svg[role=img] .series')]"
         ".map((g) => getComputedStyle(g).display !== 'none')"
     )
-    assert browser.evaluate(shown) == [True] * 4
+    assert browser.evaluate(shown) == [True] * 5
     key = "document.querySelectorAll('figure')[0].querySelectorAll('.legend button')[2]"
     browser.evaluate(f"{key}.click()")
-    assert browser.evaluate(shown) == [True, True, False, True]
+    assert browser.evaluate(shown) == [True, True, False, True, True]
     assert browser.evaluate(f"{key}.ariaPressed") == "false"
     browser.evaluate(f"{key}.click()")
-    assert browser.evaluate(shown) == [True] * 4
+    assert browser.evaluate(shown) == [True] * 5
 
 
 def test_a_strange_script_does_not_run(browser, html, tmp_path):

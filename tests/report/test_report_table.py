@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -86,7 +87,11 @@ def test_one_row_alone_is_not_called_best(tables_of):
     assert "*" not in to_text([table])
 
 
-def test_published_rows_only_beside_the_same_task(tables_of):
+def printed_in(table):
+    return [column.head for column in table.columns if column.kind == "published"]
+
+
+def test_published_means_only_beside_the_same_task(tables_of):
     standard = {"domains": STANDARD}
     cases = {
         "same": standard,
@@ -96,19 +101,49 @@ def test_published_rows_only_beside_the_same_task(tables_of):
         "other order": {"domains": STANDARD[::-1]},
     }
     tables = tables_of(*(("tent", full(), case) for case in cases.values()))
-    shown = {name: labels(t)[1:] for name, t in zip(cases, tables, strict=True)}
-    assert shown.pop("same") == ["published (BEE paper)", "published (TTA repo)"]
+    shown = {name: printed_in(t) for name, t in zip(cases, tables, strict=True)}
+    assert shown.pop("same") == ["BEE paper", "TTA repo"]
     assert not any(shown.values())
+    assert all(labels(table) == ["tent"] for table in tables)
 
 
-def test_published_rows_are_never_ranked_and_say_where_they_come_from(tables_of):
-    runs = [(m, full(s), {"domains": STANDARD}) for m, s in (("source", 50), ("bn", 45))]
-    (table,) = tables_of(*runs)
-    printed = [row for row in table.rows if row.published]
-    assert [row.cells[-1].value for row in printed] == [43.5, 43.5, 20.4, 20.4]
-    assert not any(cell.mark for row in printed for cell in row.cells)
-    assert marks(table, -1) == ["second", "", "", "best", "", ""]
+def test_published_means_are_never_ranked_and_say_where_they_come_from(tables_of):
+    methods = (("source", 50), ("bn", 45), ("roid", 20), ("rdumb", 10))
+    (table,) = tables_of(*((m, full(s), {"domains": STANDARD}) for m, s in methods))
+    assert [[c.value for c in row.cells[-2:]] for row in table.rows] == [
+        [43.5, 43.5],
+        [20.4, 20.4],
+        [None, 16.2],
+        [None, None],
+    ]
+    assert table.rows[2].cells[-1].spread == 0.05
+    assert not any(cell.mark for row in table.rows for cell in row.cells[-2:])
+    assert marks(table, -3) == ["", "", "second", "best"]
     assert any("arXiv:2508.12643), Table 2" in note for note in table.notes)
+    assert not any("unlike ours" in note for note in table.notes)
+    stored = next(csv.DictReader(io.StringIO(to_csv([table]))))
+    assert (stored["published, BEE paper"], stored["mean"]) == ("43.5", "67.0")
+
+
+def test_published_means_of_another_protocol_say_so(tables_of):
+    (table,) = tables_of(("bn", full(), {"domains": STANDARD, "samples": 400, "batch": 100}))
+    unlike = "unlike ours: 10,000 images, batches of 200."
+    assert f"published (TTA repo), {unlike}" in table.notes
+
+
+def test_every_variant_of_a_method_stands_beside_its_published_mean(tables_of):
+    task = {"domains": STANDARD}
+    (table,) = tables_of(
+        ("cotta", full(), {**task, "config": {"lr": 1e-3}}),
+        ("cotta", full(1), {**task, "config": {"lr": 1e-4}}),
+        ("roid", full(2), task),
+        ("roid", full(4), {**task, "seed": 2}),
+    )
+    assert labels(table) == ["cotta (lr=0.001)", "cotta (lr=0.0001)", "roid (2 seeds)"]
+    assert [row.cells[-2].value for row in table.rows] == [16.2, 16.2, None]
+    # The deviation of a program's table is ours, never the printed one.
+    deviations = [line["std"] for line in csv.DictReader(io.StringIO(to_csv([table])))]
+    assert deviations == ["", "", "1.41"]
 
 
 def test_published_rows_tell_of_another_protocol_and_of_misprints(tables_of):
@@ -122,6 +157,7 @@ def test_published_rows_tell_of_another_protocol_and_of_misprints(tables_of):
 def test_published_can_be_left_out(tables_of):
     (table,) = tables_of(("tent", full(), {"domains": STANDARD}), published=False)
     assert labels(table) == ["tent"]
+    assert printed_in(table) == []
 
 
 def test_different_settings_are_kept_apart_and_named(tables_of):
@@ -195,19 +231,32 @@ def everything(tables_of):
     )
 
 
+def make_tables_without_published(tables):
+    """The same without the columns of printed numbers."""
+    kept = []
+    for table in tables:
+        places = [i for i, column in enumerate(table.columns) if column.kind != "published"]
+        rows = [replace(r, cells=tuple(r.cells[i] for i in places)) for r in table.rows]
+        columns = tuple(table.columns[i] for i in places)
+        kept.append(replace(table, columns=columns, rows=tuple(rows)))
+    return kept
+
+
 def test_text_fits_and_lines_up(everything):
     text = to_text(everything)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 120
-    heads = (
-        "Gauss Shot Impul Defoc Glass Motion Zoom Snow Frost Fog Brit Contr Elast Pixel JPEG Mean"
-    )
+    heads = "Gauss Shot Impul Defoc Glass Motion Zoom Snow Frost Fog Brit Contr Elast Pixel JPEG"
     assert lines[2].split() == heads.split()
     bee = next(line for line in lines if line.startswith("bee "))
-    assert re.findall(r"[\d.]+\*", bee) == [f"{v:.1f}*" for v in full(1)] + ["18.0*"]
+    assert re.findall(r"[\d.]+\*", bee) == [f"{v:.1f}*" for v in full(1)]
     assert bee.index("11.0*") == lines[2].index("Gauss")
-    assert "ms/batch forwards backwards peak MB source data" in text
-    assert re.search(r"bee +12\.3 +1 +0\.5 +1234 +samples", text)
+    # What is printed never stands without the mean that it belongs to.
+    beside = "Mean +BEE paper TTA repo ms/batch forwards backwards peak MB source data"
+    assert re.search(beside, text)
+    assert re.search(r"bee +18\.0\* +12\.7 +12\.3 +1 +0\.5 +1234 +samples", text)
+    narrow = to_text(make_tables_without_published(everything))
+    assert f"{heads} Mean".split() in [line.split() for line in narrow.splitlines()]
     assert "\x1b" not in text
 
 
@@ -265,7 +314,7 @@ def test_latex_is_balanced_and_escaped(everything):
     assert [line.count(" & ") for line in lines] == [wide] * (1 + len(everything[0].rows)) + [
         narrow
     ] * (1 + len(everything[1].rows))
-    assert "\\begin{tabular}{l|ccccccccccccccc|c|cccccc}" in text
+    assert "\\begin{tabular}{l|ccccccccccccccc|c|cc|cccccc}" in text
 
 
 def test_whoever_saw_source_data_stands_apart(everything):
@@ -273,7 +322,7 @@ def test_whoever_saw_source_data_stands_apart(everything):
     order = [row.section for row in mixed.rows]
     assert order == sorted(order, reverse=True)
     assert set(order) == {"source-free", "source-assisted"}
-    for row in mixed.rows:  # a published row stands with its method
+    for row in mixed.rows:
         assert (row.section == "source-assisted") == (row.method == "bee")
     assert {row.section for row in alone.rows} == {""}
     text, markdown, latex = to_text([mixed]), to_markdown([mixed]), to_latex([mixed])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -40,7 +40,7 @@ SHORT = {
 class Column:
     name: str
     head: str  # short
-    kind: Literal["domain", "mean", "cost"]
+    kind: Literal["domain", "mean", "published", "cost"]
     digits: int | None  # None: as many as it takes
 
 
@@ -101,7 +101,8 @@ def make_tables(
 
     Args:
         runs: those that differ only in their seed are averaged.
-        published: put what others printed for the same task and network below our rows.
+        published: put what others printed for the same task and network beside our means, or
+            below our rows where they printed every domain.
         quality: add calibration error, log loss, and batches until a domain is adapted to.
         intervals: give the 95 % interval of every error over seeds, not the mean's deviation.
         cost: add time, passes, memory and access to source data.
@@ -123,11 +124,20 @@ def _table(
     names = tuple(d.name for d in first.domains)
     columns = [Column(n, SHORT.get(n, n), "domain", digits) for n in names]
     columns.append(Column("mean", "Mean", "mean", digits))
-    columns += extra
-    ours = mark_best([_row(group, extra, intervals) for group in groups], columns)
     severity, stream = severity_of(first), stream_label(first)
     # What is printed elsewhere is of the continual stream.
-    as_printed = names == tuple(SHORT) and severity == 5 and not stream
+    as_printed = published and names == tuple(SHORT) and severity == 5 and not stream
+    printed: dict[str, list[PublishedRow]] = {
+        group.method: published_rows(first.benchmark, first.backbone, group.method)
+        for group in groups
+        if as_printed
+    }
+    beside = _columns_beside(printed, digits)
+    columns += [*beside, *extra]
+    ours = [
+        _row(group, beside, printed.get(group.method, ()), extra, intervals) for group in groups
+    ]
+    ours = mark_best(ours, columns)
     rows: list[Row] = []
     notes: dict[str, None] = {}
     if any(row.seeds > 1 for row in ours):
@@ -136,12 +146,17 @@ def _table(
     for group, row in zip(groups, ours, strict=True):
         rows.append(row)
         variants = [g for g in groups if g.method == group.method]
-        if not (published and as_printed) or group is not variants[-1]:
+        if group is not variants[-1]:
             continue
-        for printed in published_rows(first.benchmark, first.backbone, group.method):
-            rows.append(replace(_published_row(printed, variants, columns), section=row.section))
-            notes[f"published ({printed.short}): {printed.origin}."] = None
-            notes.update(dict.fromkeys(printed.notes))
+        for line in printed.get(group.method, ()):
+            other = _otherwise(line, variants)
+            if not beside:
+                below = _published_row(line, other, columns)
+                rows.append(replace(below, section=row.section))
+            notes[f"published ({line.short}): {line.origin}."] = None
+            if beside and other:
+                notes[f"published ({line.short}), unlike ours: {', '.join(other)}."] = None
+            notes.update(dict.fromkeys(line.notes))
     if set(QUALITY) & set(extra):
         notes[
             "calib.: expected calibration error, 15 bins; log loss in nats; to adapt: batches "
@@ -171,15 +186,33 @@ def _table(
     return Table(heading, tuple(columns), tuple(rows), tuple(notes))
 
 
-def _row(group: Group, extra: tuple[Column, ...], intervals: bool) -> Row:
+def _columns_beside(printed: Mapping[str, Sequence[PublishedRow]], digits: int) -> list[Column]:
+    """A column a source of printed numbers, where means are all that is printed."""
+    lines = [line for own in printed.values() for line in own]
+    twice = any(len({line.short for line in own}) < len(own) for own in printed.values())
+    if twice or any(line.domains for line in lines):
+        return []
+    shorts = sorted({line.short for line in lines})
+    return [Column(f"published, {short}", short, "published", digits) for short in shorts]
+
+
+def _row(
+    group: Group,
+    beside: Sequence[Column],
+    printed: Sequence[PublishedRow],
+    extra: Sequence[Column],
+    intervals: bool,
+) -> Row:
     runs = group.runs
     by_domain = zip(*(run.domains for run in runs), strict=True)
     cells = [_error_cell([d.error for d in same], intervals) for same in by_domain]
     if not intervals:
         cells = [replace(cell, spread=None) for cell in cells]  # of the mean alone
     cells.append(_error_cell([run.mean_error for run in runs], intervals))
-    beside = {**_costs(runs), **_qualities(runs)}
-    cells += [Cell(beside[column.name]) for column in extra]
+    means = {line.short: Cell(line.mean, line.std) for line in printed}
+    cells += [means.get(column.head, Cell()) for column in beside]
+    facts = {**_costs(runs), **_qualities(runs)}
+    cells += [Cell(facts[column.name]) for column in extra]
     section = FREE if runs[0].source_access == "none" else ASSISTED
     fallen = any(run.collapsed for run in runs)
     label = f"{group.label} {COLLAPSED}" if fallen else group.label
@@ -221,21 +254,26 @@ def _source_mb(runs: Sequence[RunResult]) -> float | None:
     return max(read) / 1e6 if read else None
 
 
-def _published_row(
-    printed: PublishedRow, variants: Sequence[Group], columns: Sequence[Column]
-) -> Row:
+def _otherwise(printed: PublishedRow, variants: Sequence[Group]) -> list[str]:
+    """In what the printed experiment differs from ours."""
     runs = [run for group in variants for run in group.runs]
-    other = [printed.short]
+    other = []
     if any(d.samples != printed.samples for run in runs for d in run.domains):
         other.append(f"{printed.samples:,} images")
     if any(run.stream.get("batch_size") != printed.batch_size for run in runs):
         other.append(f"batches of {printed.batch_size}")
+    return other
+
+
+def _published_row(
+    printed: PublishedRow, otherwise: Sequence[str], columns: Sequence[Column]
+) -> Row:
     domains = printed.domains or {}
     cells = [
         Cell(printed.mean, printed.std) if c.kind == "mean" else Cell(domains.get(c.name))
         for c in columns
     ]
-    brief = f"({', '.join(other)})"
+    brief = f"({', '.join([printed.short, *otherwise])})"
     return Row(f"published {brief}", printed.method, 0, tuple(cells), published=True, brief=brief)
 
 
@@ -245,7 +283,7 @@ def mark_best(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
         return rows
     marks: list[list[Mark]] = []
     for i, column in enumerate(columns):
-        if column.kind == "cost":
+        if column.kind in ("published", "cost"):
             marks.append([""] * len(rows))
             continue
         shown = [float(format_value(row.cells[i].value, column)) for row in rows]

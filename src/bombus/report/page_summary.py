@@ -63,7 +63,8 @@ def _what_came_out(table: Table, ours: Sequence[Row]) -> list[str]:
     if not free or any(row in free for row in best):
         return [f"{told}."]
     names, error = best_of(free)
-    beside = f"of what did not, the best is {names} ({error} %)"
+    several = sum(shown[row.label] == error for row in free) > 1
+    beside = f"of what did not, the best {'are' if several else 'is'} {names} ({error} %)"
     who = "It" if len(best) == 1 else "They"
     return [f"{told}.", f"{who} saw source data beforehand; {beside}."]
 

@@ -33,6 +33,8 @@ def error_table(table: Table) -> Html:
         caption += " The best of our runs is bold on colour, the second best underlined."
     if any(row.published for row in table.rows):
         caption += " Rows in italics are published elsewhere."
+    if any(column.kind == "published" for column in table.columns):
+        caption += " After the mean stands what is published elsewhere."
     return _sortable(table, places, caption, table.rows)
 
 

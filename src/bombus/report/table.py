@@ -45,6 +45,7 @@ def to_text(tables: Sequence[Table], *, width: int = 120, styled: bool = False) 
     return "\n\n".join(_text_table(table, width, styled) for table in tables) + "\n"
 
 
+KINDS = ("domain", "mean", "published", "cost")  # in the order of the columns
 _SUFFIX: dict[Mark, str] = {"best": "*", "second": "'", "": " "}
 _STYLE: dict[Mark, str] = {"best": "\x1b[1m", "second": "\x1b[4m"}
 
@@ -54,7 +55,7 @@ def _text_table(table: Table, width: int, styled: bool) -> str:
     texts = [
         [
             _format(cell, column, "±")
-            + (_SUFFIX[cell.mark] if marked and column.kind != "cost" else "")
+            + (_SUFFIX[cell.mark] if marked and column.kind in ("domain", "mean") else "")
             for cell, column in zip(row.cells, table.columns, strict=True)
         ]
         for row in table.rows
@@ -96,11 +97,14 @@ def _text_table(table: Table, width: int, styled: bool) -> str:
 
 
 def _blocks(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[list[int]]:
-    """Columns side by side as far as there is room; the cost apart rather than torn."""
+    """Columns side by side as far as there is room; the cost apart rather than torn, and printed
+    numbers never without the mean that they belong to."""
     if sum(widths) + len(widths) <= room:
         return [list(range(len(columns)))]
     blocks: list[list[int]] = []
-    for kinds in (("domain", "mean"), ("cost",)):
+    summary = any(column.kind == "published" for column in columns)
+    apart = (("domain",), ("mean", "published", "cost"))
+    for kinds in apart if summary else (("domain", "mean"), ("cost",)):
         block: list[int] = []
         for i in (i for i, column in enumerate(columns) if column.kind in kinds):
             if block and sum(widths[j] + 1 for j in [*block, i]) > room:
@@ -145,7 +149,7 @@ def to_latex(tables: Sequence[Table]) -> str:
     around: dict[Mark, str] = {"best": "\\textbf{%s}", "second": "\\underline{%s}", "": "%s"}
     for table in tables:
         kinds = [c.kind for c in table.columns]
-        layout = "|".join("c" * kinds.count(k) for k in ("domain", "mean", "cost") if k in kinds)
+        layout = "|".join("c" * kinds.count(k) for k in KINDS if k in kinds)
         heads = [f"\\rotatebox{{80}}{{{_escape(_long_head(c))}}}" for c in table.columns]
         lines = [
             "\\begin{table*}[t]",
@@ -209,7 +213,7 @@ def to_csv(tables: Sequence[Table]) -> str:
             line |= {"section": row.section, "seeds": row.seeds or ""}
             for cell, column in zip(row.cells, table.columns, strict=True):
                 line[column.name] = format_value(cell.value, column)
-                if cell.spread is not None:
+                if cell.spread is not None and column.kind == "mean":
                     line["std"] = f"{cell.spread:.{(column.digits or 0) + 1}f}"
             writer.writerow(line)
     return file.getvalue()
