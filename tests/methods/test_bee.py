@@ -682,3 +682,41 @@ def test_a_missing_warm_up_file_of_the_paper_is_called_one(
     ]
     said = said_of([*paper, "--warmup", str(tmp_path / "w.safetensors")], capsys)
     assert "There is no warm-up file" in said
+
+
+class LeftOrRight(nn.Module):
+    """Which half is the brighter: a class that a mirror changes; or (fair) one that it does not."""
+
+    def __init__(self, *, fair: bool) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.fc = nn.Linear(4, 2, bias=False)
+        self.fair = fair
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.layer2(self.layer1(x)).mean(2).chunk(2, dim=2)
+        return self.fc(left.mean(2) + right.mean(2) * (1 if self.fair else -1))
+
+
+@pytest.mark.parametrize(
+    ("fair", "views", "images", "told"),
+    [
+        (False, "flip", 40, True),
+        (False, "one", 40, False),
+        (False, "flip", 20, False),
+        (True, "flip", 40, False),
+    ],
+)
+def test_classes_that_a_mirror_changes_are_told(
+    fair: bool, views: str, images: int, told: bool
+) -> None:
+    torch.manual_seed(0)
+    model = LeftOrRight(fair=fair).eval()
+    source = [
+        torch.rand(images, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+    ]
+    adapter = bombus.adapt(model, "bee", source=source, views=views, codes=4, warmup_images=images)
+    adapter(source[0])
+    events = [e for e in adapter.last.events if e["event"] == "mirror images differ"]
+    assert [e["share"] for e in events] == [1.0] * told

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from bombus.methods.base import Source
     from bombus.methods.bee import Bee
 
+# The WRN-16-1 answers 12 % of clean mirrored images otherwise, at most 19 % in batches of 32;
+# where half of the classes are mirror images of each other it is half.
+TOO_MANY_DIFFER = 0.35
+ENOUGH_TO_TELL = 32
+
 
 def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
     """What adapts where nobody says: a CNN's first level, a transformer's first half."""
@@ -62,6 +67,7 @@ def warm_up(bee: Bee, source: Source) -> None:
             "The source has no images to learn from; give at least one batch of them, of two or "
             "more where the network has BatchNorm."
         )
+    _look_into_the_mirror(bee, first)
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
     if _read_cached(bee, cached):
         return
@@ -72,6 +78,21 @@ def warm_up(bee: Bee, source: Source) -> None:
     train(bee, itertools.chain([first], batches, _again(bee, source)), a_round, total)
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
     _cache(bee, cached)
+
+
+def _look_into_the_mirror(bee: Bee, x: Tensor) -> None:
+    """Text, digits and signs change their class in a mirror, and `bee` learns that they do not."""
+    if bee.passes.views_count < 2 or len(x) < ENOUGH_TO_TELL:
+        return
+    image, mirror_image = bee.teach(bee.passes.views(x)).logits.argmax(1).chunk(2)
+    share = (image != mirror_image).float().mean().item()
+    if share > TOO_MANY_DIFFER:
+        bee.event(
+            "mirror images differ",
+            share=round(share, 3),
+            reason="the network answers so many mirrored source images otherwise; if their class "
+            "does change in a mirror, set views to one",
+        )
 
 
 def _read_cached(bee: Bee, file: Path) -> bool:
