@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from bombus.data.batch import Batch
+from bombus.losses.divergence import symmetric_kl
 from bombus.losses.entropy import softmax_entropy
-from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
+from bombus.methods._anchors import AnchorPool, flatten, merge, merge_complementary, unflatten
 from bombus.methods.bee import Bee
 from bombus.online import adapt_online, autocast
 from bombus.runs import Run
@@ -67,7 +68,11 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
     def answers(flat: Tensor) -> Tensor:
         return bee.passes(views, unflatten(flat, bee.adapted)).logits.float()
 
-    mean = torch.stack([anchors[i] for i in range(len(anchors))]).mean(0)
+    def error(logits: Tensor) -> float:
+        return round(100 * (logits.argmax(1).cpu() != y).float().mean().item(), 2)
+
+    count = len(anchors)
+    mean = merge([anchors[i] for i in range(count)], torch.full((count,), 1 / count))
     goals = {"first anchor": anchors[0], "mean of anchors": mean, "the paper's merge": merged}
     candidates = {"student": student}
     for name, goal in goals.items():
@@ -77,11 +82,9 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
         logits = answers(flat)
         own = bee.passes.mean(logits)
         one, other = (half.log_softmax(1) for half in logits.chunk(2))
-        apart = ((one.exp() - other.exp()) * (one - other)).sum(1).mean()
-        wrong = ((own + taught).argmax(1).cpu() != y).float().mean()
         result[name] = {
-            "error": round(100 * wrong.item(), 2),
-            "disagreement": round(apart.item(), 5),
+            "error": error(own + taught),
+            "disagreement": round(symmetric_kl(one, other).item(), 5),
             "entropy": round(softmax_entropy(own).mean().item(), 5),
         }
     given = bee.passes.mean(answers(student)) + taught
@@ -93,8 +96,7 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
     }
     for name, flats in voters.items():
         votes = torch.stack([bee.passes.mean(answers(flat)) for flat in flats]).sum(0)
-        wrong = ((given + votes).argmax(1).cpu() != y).float().mean()
-        result[f"vote of {name}"] = {"error": round(100 * wrong.item(), 2)}
+        result[f"vote of {name}"] = {"error": error(given + votes)}
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ import torch
 from bombus.backbones.published import named_weights
 from bombus.errors import ConfigError, UnknownNameError
 from bombus.fields import Count, Seed, check_fields
+from bombus.methods import require_settings
 from bombus.methods.base import Adapter, BaseConfig
 from bombus.names import Precision
 
@@ -82,12 +82,10 @@ def pick_device(name: str) -> torch.device:
 def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) -> BaseConfig:
     """The published settings of a method for a benchmark, with the user's own on top."""
     config_class = method.Config
-    known = {f.name: f for f in dataclasses.fields(config_class)}
+    require_settings(method, settings.set)
     types_of = typing.get_type_hints(config_class)
     values: dict[str, Any] = {"seed": settings.seed}
     for name, text in settings.set.items():
-        if name not in known:
-            raise UnknownNameError(f"{method.name} setting", name, known)
         values[name] = parse_setting(text, types_of[name], f"{method.name} setting {name}")
     published = named_weights(settings.weights)
     backbone = published.backbone if published else settings.backbone or ""

@@ -47,7 +47,7 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
             Run(settings, images=images).execute(runs / name, watch=view.update)
     results = [read_run(runs / name) for name in cheap]
     tables = make_tables(results)
-    (out / "table.md").write_text(to_markdown(tables))
+    write_file(out / "table.md", to_markdown(tables).encode())
     pictures = stream_figure([runs / name for name in cheap], out / "stream")
     write_file(out / "report.html", make_page(results))
     say(to_text(tables))

@@ -7,7 +7,7 @@ nothing (tables need only the order of the names).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,14 @@ def find_method(name: str) -> type[Adapter]:
     return known[name]
 
 
+def require_settings(method: type[Adapter], names: Iterable[str]) -> None:
+    """Refuse the first name that is none of the method's settings."""
+    known = [field.name for field in dataclasses.fields(method.Config)]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"{method.name} setting", name, known)
+
+
 def adapt(
     model: nn.Module,
     method: str,
@@ -103,9 +111,7 @@ def adapt(
         settings: some of the method's own settings, by name; they go before those of `config`.
     """
     chosen = find_method(method)
-    known = {field.name for field in dataclasses.fields(chosen.Config)}
-    for name in settings.keys() - known:
-        raise UnknownNameError(f"{method} setting", name, sorted(known))
+    require_settings(chosen, settings)
     if settings and (config is None or isinstance(config, chosen.Config)):
         config = dataclasses.replace(config or chosen.Config(), **settings)
     return chosen(model, config, source=source, input=input)

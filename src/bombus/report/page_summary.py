@@ -40,21 +40,21 @@ def _what_came_out(table: Table, ours: Sequence[Row]) -> list[str]:
     # Rounded as the table is: what reads the same there is not called better here.
     shown = {row.label: format_value(row.cells[place].value, table.columns[place]) for row in ours}
 
-    def best_of(rows: Sequence[Row]) -> tuple[str, str]:
-        """Their names, several where they are equal, and their error."""
+    def best_of(rows: Sequence[Row]) -> tuple[list[Row], str, str]:
+        """Those, several where they are equal, their names, and their error."""
         lowest = min((shown[row.label] for row in rows), key=float)
-        return listed(row.label for row in rows if shown[row.label] == lowest), lowest
+        equal = [row for row in rows if shown[row.label] == lowest]
+        return equal, listed(row.label for row in equal), lowest
 
     def gain(error: str) -> str:
         return f"{float(error) - float(least):.{table.columns[place].digits}f} points"
 
-    names, least = best_of(ours)
-    best = [row for row in ours if shown[row.label] == least]
+    best, names, least = best_of(ours)
     behind = [row for row in ours if row not in best]
     if not behind:
         return [f"{names}: {least} % of the answers are wrong."]
     told = f"{names} {'makes' if len(best) == 1 else 'share'} the fewest errors: {least} % on "
-    runners_up, error = best_of(behind)
+    _, runners_up, error = best_of(behind)
     told += f"average over the domains, {gain(error)} below the next best, {runners_up} ({error} %)"
     source = [shown[row.label] for row in behind if row.method == "source"]
     if source and source[0] != error:
@@ -62,9 +62,9 @@ def _what_came_out(table: Table, ours: Sequence[Row]) -> list[str]:
     free = [row for row in ours if row.section == FREE]
     if not free or any(row in free for row in best):
         return [f"{told}."]
-    names, error = best_of(free)
-    several = sum(shown[row.label] == error for row in free) > 1
-    beside = f"of what did not, the best {'are' if several else 'is'} {names} ({error} %)"
+    others, names, error = best_of(free)
+    verb = "is" if len(others) == 1 else "are"
+    beside = f"of what did not, the best {verb} {names} ({error} %)"
     who = "It" if len(best) == 1 else "They"
     return [f"{told}.", f"{who} saw source data beforehand; {beside}."]
 
