@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     model = create(options.backbone, num_classes=options.classes)
     model = model.to("cuda", memory_format=torch.channels_last)
-    bee = Bee(model, Bee.Config(replay_every=10_000))
+    bee = Bee(model, Bee.Config(replay="weighted", replay_every=10_000))
     x = torch.rand(options.batch_size, 3, options.side, options.side, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
         for _ in range(3):

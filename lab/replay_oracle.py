@@ -91,6 +91,7 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
     voters = {
         "the first anchor": [anchors[0]],
         "the mean of anchors": [mean],
+        "the paper's merge": [merged],
         "the most different anchor": [anchors[i] for i in chosen[:1]],
         "the five most different": [anchors[i] for i in chosen],
     }

@@ -348,7 +348,7 @@ def test_bee_steps_and_replays_on_large_networks(name: str, first: int) -> None:
     model = create(name, num_classes=1000)
     bee = find_method("bee")
     config = bee.Config.for_benchmark(
-        "imagenet-c", "vit" if name.startswith("vit") else "cnn", replay_every=1,
+        "imagenet-c", "vit" if name.startswith("vit") else "cnn", replay="weighted", replay_every=1,
         adapts="shallow", codes=8, feature_queue=8, sample_queue=4, anchors=2, complementary=1,
         inner_steps=0, views="one", student_view="none",
     )  # fmt: skip

@@ -183,7 +183,7 @@ def test_bee_is_prepared_once_a_seed_whatever_its_cells_switch_off(
 
     monkeypatch.setattr(bombus.warmup, "make_warmup", counting)
     place = Place(samples=4, batch_size=2, source=write_cifar10(tmp_path / "clean", 20))
-    parts = ({}, {"prediction_weight": 0, "inner_steps": 0}, {"replay": "off"})
+    parts = ({}, {"prediction_weight": 0, "inner_steps": 0}, {"replay": "weighted"})
     cells = [
         Cell(f"c{i}", replace(place.settings("bee", "cifar10-c", **part), domains=("fog",)))
         for i, part in enumerate(parts)

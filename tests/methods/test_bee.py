@@ -226,6 +226,35 @@ def test_replay_by_hand(share: float) -> None:
     assert sorted(event["anchors"]) == sorted(by_distance[:2])
 
 
+@pytest.mark.parametrize("replay", ["off", "weighted"])
+def test_a_shift_is_reported_whatever_is_done_about_it(
+    replay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bee = Bee(make_tiny("batchnorm"), Bee.Config(replay=replay, anchor_period=2))
+    heard: list[float] = []
+
+    def alarm_at_the_fourth(loss: float) -> bool:
+        heard.append(loss)
+        return len(heard) == 4
+
+    monkeypatch.setattr(bee.shift, "observe", alarm_at_the_fourth)
+    told: list[list[str]] = []
+    for x in noise_batches(6):
+        bee(x)
+        told.append([event["event"] for event in bee.last.events])
+        assert heard[-1] == bee.last.signals["mcr"]
+        assert "z" in bee.last.signals
+    quiet: list[list[str]] = [["source-free"], [], []]
+    assert told[:3] + told[4:] == [*quiet, [], []]
+    assert told[3] == (["shift"] if replay == "off" else ["shift", "replay"])
+    assert len(bee.anchors) == (0 if replay == "off" else 3)  # the first, at 2 and at 4
+
+
+def test_a_rhythm_of_replays_without_replay_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"replay_every=5 with replay='off'.*replay='weighted'"):
+        Bee.Config(replay_every=5)
+
+
 def test_costs_as_the_paper_counts_them() -> None:
     """R = 2: six forwards and four backwards."""
     paper = BeePaper(make_tiny("batchnorm"), source=noise_batches(2))
@@ -477,7 +506,7 @@ def test_default_shallow_blocks() -> None:
         {"levels": ()},
         {"views": "one", "student_view": "none"},
         {"prediction_weight": 0.0, "adapts": "shallow", "warmup_blocks": "adapting"},
-        {"replay_every": 2, "replay_share": 0.25},
+        {"replay": "weighted", "replay_every": 2, "replay_share": 0.25},
         {"replay": "average", "replay_every": 2},
         {"replay": "source", "replay_every": 3},
         {"code_start": "random", "tau_teacher": (0.001,)},
@@ -520,7 +549,9 @@ def test_a_replay_from_the_host_is_the_same_up_to_half_precision() -> None:
     batches = noise_batches(6)
     answers = {}
     for storage in ("device", "host"):
-        config = Bee.Config(codes=16, replay_every=2, anchor_period=1, anchor_storage=storage)
+        config = Bee.Config(
+            codes=16, replay="weighted", replay_every=2, anchor_period=1, anchor_storage=storage
+        )
         bee = Bee(make_tiny("vit"), config)
         answers[storage] = torch.stack([bee(x) for x in batches])
         assert bee.anchors[0].dtype == (torch.float16 if storage == "host" else torch.float32)

@@ -18,7 +18,7 @@ def plot(
     """Draw runs over the stream, as a vector picture (.svg) and as pixels (.png).
 
     loss: one run of a method with a consistency loss (bee): the loss and its levels batch by
-    batch, with a red circle wherever a spike made the method replay its anchors.
+    batch, with a red circle wherever the method noticed a shift.
 
     stream: the error of several runs over the same stream, a line a method.
 
@@ -43,7 +43,7 @@ def plot(
         if len(runs) > 1:
             raise ConfigError(f"The loss is drawn of one run at a time, but {len(runs)} are given.")
         paths = loss_figure(runs[0], place)
-        print(f"Replays and borders of domains: {judge_alarms(read_batches(runs[0]))}.")
+        print(f"Shifts noticed and borders of domains: {judge_alarms(read_batches(runs[0]))}.")
     else:
         from bombus.report.figures import stream_figure
         from bombus.report.records import find_runs

@@ -94,14 +94,16 @@ class BeeConfig(BaseConfig):
     """Eq. 15. Paper: 1, as a step of its own."""
 
     # --- complementary anchor replay ---
-    replay: Literal["weighted", "average", "source", "off"] = "weighted"
-    """Paper: weighted (Eqs. 10-13); the others are its ablations."""
+    replay: Literal["weighted", "average", "source", "off"] = "off"
+    """Paper: weighted (Eqs. 10-13); the others are its ablations. Ours: off, for a student that
+    learns slowly gets better from visit to visit and a merge undoes that. Pairs of extras,
+    WRN-28-10, three visits: all the way 11.35, a quarter 11.10, none 11.00. For a student that
+    learns fast and drifts, it helps."""
     replay_every: CountOrZero = 0
     """0: when the loss spikes. Else every so many batches (the paper's fixed interval)."""
     replay_share: Share = 0.25
-    """Ours: how far the student goes to the merged parameters. Paper: all the way. Pairs of extras,
-    WRN-28-10, three visits: all the way 11.35, a quarter 11.10, no replay 11.00. (The teacher going
-    along did harm: extras, 9.2 to 9.4.)"""
+    """Ours: how far the student goes to the merged parameters. Paper: all the way. (The teacher
+    going along did harm: extras, 9.2 to 9.4.)"""
     anchors: Several = 50
     """C_a, at least 2. Paper: 50; the warmed-up student is the first and is never dropped."""
     anchor_storage: Literal["auto", "device", "host"] = "auto"
@@ -185,6 +187,11 @@ class BeeConfig(BaseConfig):
                 f"Got {len(self.tau_teacher)} tau_teacher for {len(self.levels)} named levels, "
                 "expected one, or one a level."
             )
+        if self.replay_every and self.replay == "off":
+            raise ConfigError(
+                f"Got replay_every={self.replay_every} with replay='off', which would replay "
+                "nothing; add replay='weighted'."
+            )
         fewest = 2 if self.trigger == "level" else 1
         if not fewest <= self.window_minimum <= self.window:
             raise ConfigError(
@@ -210,6 +217,7 @@ class BeePaperConfig(BeeConfig):
     views: Literal["one", "flip"] = "one"
     student_view: ViewName = "none"
     prediction_weight: NonNegative = 0.0
+    replay: Literal["weighted", "average", "source", "off"] = "weighted"
     replay_share: Share = 1.0
     trigger: Literal["z-score", "level"] = "z-score"
     threshold: NonNegative = 1.5

@@ -89,7 +89,8 @@ class Bee(Adapter):
             warm_up(self, source)
             # The stream's draws are the same whether the warm-up was made now or read from a file.
             self.generator.manual_seed(self.config.seed)
-        self.anchors.store(flatten(self.parameters), protected=True)
+        if self.config.replay != "off":
+            self.anchors.store(flatten(self.parameters), protected=True)
 
     # Algorithm 1
 
@@ -211,12 +212,14 @@ class Bee(Adapter):
 
     def _exploit(self, views: Tensor) -> None:
         config: BeeConfig = self.config
+        shifted = self.shift.observe(self._signals["mcr"])
+        self.signal(z=self.shift.z)
+        if shifted:  # worth knowing, whatever is done about it
+            self.event("shift", z=round(self.shift.z, 3))
         if config.replay == "off":
             return
         if self.batches and self.batches % config.anchor_period == 0:
             self.anchors.store(flatten(self.parameters))
-        shifted = self.shift.observe(self._signals["mcr"])
-        self.signal(z=self.shift.z)
         if config.replay_every:
             shifted = self.batches > 0 and self.batches % config.replay_every == 0
         if shifted:
@@ -241,7 +244,6 @@ class Bee(Adapter):
             "replay",
             anchors=[self.anchors.numbers[i] for i in chosen],
             weights=[round(w, 4) for w in weights.tolist()],
-            z=round(self.shift.z, 3),
         )
 
     def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figure: the consistency loss over the stream, and where it made BEE replay."""
+"""Figure: the consistency loss over the stream, and where BEE noticed a shift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multi-level consistency loss over the stream, and where its spikes made a method replay."""
+"""The multi-level consistency loss over the stream, and where the method noticed a shift in it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from bombus.report.figures import (
     save_pictures,
 )
 from bombus.report.records import RESULT, read_batches, result_file
+from bombus.report.triggers import ALARMS, batches_with
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +57,8 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
         )
     levels = {number: signal_of(records, f"{TOTAL}_{number}") for number in levels_of(records)}
     z = signal_of(records, "z")
-    replays = [any(e["event"] == "replay" for e in r.get("events", ())) for r in records]
-    at = np.flatnonzero(np.array(replays))
+    at = np.array(batches_with(records, ALARMS), dtype=np.intp)
+    alarm = "replay" if batches_with(records, ["replay"]) else "shift noticed"
     stretches = find_stretches(records)
     visits = [stretch.visit for stretch in stretches]
     x = np.concatenate([stretch.x for stretch in stretches])
@@ -70,7 +71,7 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
             above = below = figure.add_subplot()
         draw_domains(above, visits)
         _draw_loss(above, x, total, levels)
-        _mark(above, x, total, at)
+        _mark(above, x, total, at, alarm)
         if has_z:
             draw_domains(below, visits, names=False)
             _draw_score(below, x, z, limits_of(folder))
@@ -96,8 +97,8 @@ def _draw_loss(axes: Axes, x: Values, total: Values, levels: dict[int, Values]) 
     axes.set_ylabel("loss")
 
 
-def _mark(axes: Axes, x: Values, total: Values, at: NDArray[np.intp]) -> None:
-    """A circle around the loss of each batch that made the method replay."""
+def _mark(axes: Axes, x: Values, total: Values, at: NDArray[np.intp], label: str) -> None:
+    """A circle around the loss of each batch in which the method noticed a shift."""
     if not len(at):
         return
     for position in x[at]:
@@ -113,7 +114,7 @@ def _mark(axes: Axes, x: Values, total: Values, at: NDArray[np.intp]) -> None:
         markeredgewidth=1.4,
         zorder=4,
         clip_on=False,
-        label=f"replay ({len(at)})",
+        label=f"{label} ({len(at)})",
     )
 
 
@@ -161,7 +162,7 @@ def levels_of(records: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def limits_of(folder: Path) -> tuple[float, ...]:
-    """Where the shift score sets off a replay, as the run's settings say: above, or either way."""
+    """Where the shift score is an alarm, as the run's settings say: above, or either way."""
     if not (folder / RESULT).is_file():
         return ()  # still under way
     config = json.loads((folder / RESULT).read_bytes()).get("config", {})

@@ -17,7 +17,7 @@ from bombus.report.markup import Html, tag
 from bombus.report.page_figures import figure, has_log
 from bombus.report.page_table import scrolling
 from bombus.report.records import RunResult, read_batches
-from bombus.report.triggers import judge_alarms
+from bombus.report.triggers import ALARMS, batches_with, judge_alarms
 
 PERPLEXITY = re.compile(r"(teacher|student)_perplexity_(\d+)")
 Lines = list[tuple[str, str, Values]]  # style, label, one value a batch
@@ -40,11 +40,12 @@ def diagnostics(id: str, runs: Sequence[RunResult]) -> list[Html]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The stream under the signals: a place for every batch, and which of them made it replay."""
+    """The stream under the signals: a place for every batch, and in which of them it noticed."""
 
     visits: tuple[Visit, ...]
     x: Values
-    replays: list[int]
+    alarms: list[int]
+    alarm: str  # what one of them is called
 
 
 def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Html]:
@@ -52,7 +53,8 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     seen = _Seen(
         tuple(stretch.visit for stretch in stretches),
         np.concatenate([stretch.x for stretch in stretches]),
-        [i for i, r in enumerate(records) if any(e["event"] == "replay" for e in r["events"])],
+        batches_with(records, ALARMS),
+        "replay" if batches_with(records, ["replay"]) else "shift noticed",
     )
     lines: Lines = [("ink d0", "consistency loss", signal_of(records, TOTAL))]
     for i, level in enumerate(levels_of(records)):
@@ -60,9 +62,10 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     judged = judge_alarms(records)
     caption = f"Consistency loss over {judged.borders} borders between domains. "
     if judged.alarms:
-        caption += f"A circle is a replay of anchors: {judged}."
+        circle = "a replay of anchors" if seen.alarm == "replay" else "a shift that was noticed"
+        caption += f"A circle is {circle}: {judged}."
     else:
-        caption += "None of them set off a replay of anchors."
+        caption += "None of them was noticed."
     parts = [_panel(f"{id}-loss", seen, "Consistency loss", "loss", lines, caption, named=True)]
     z = signal_of(records, "z")
     if not np.isnan(z).all():
@@ -82,7 +85,7 @@ def _limits_in_words(limits: tuple[float, ...]) -> str:
         return "Shift score of the loss."
     where = "Above the dashed line" if len(limits) == 1 else "Beyond the dashed lines, either way"
     return (
-        f"Shift score of the loss. {where} ({limits[0]:g}) anchors are replayed; what exceeds "
+        f"Shift score of the loss. {where} ({limits[0]:g}) a shift is noticed; what exceeds "
         f"{HIGHEST} times as much is drawn at the edge."
     )
 
@@ -116,7 +119,7 @@ def _panel(
     *,
     named: bool = False,
 ) -> Html:
-    """Lines over the stream, replays marked; the first panel names the domains too."""
+    """Lines over the stream, alarms marked; the first panel names the domains too."""
     top = chart.NAMES if named and len(seen.visits) <= chart.NAMED else 12
     bottom = top + (210 if named else 120)
     known = np.concatenate([values[np.isfinite(values)] for _, _, values in lines])
@@ -134,11 +137,11 @@ def _panel(
     for number, (style, label, values) in enumerate(lines):
         shown = np.clip(values, y.low, y.high)  # NaN stays NaN
         drawn.append(chart.line(x, y, [(seen.x, shown)], number, style, label))
-    for batch in seen.replays:
+    for batch in seen.alarms:
         place, value = x(seen.x[batch]), lines[0][2][batch]
         drawn.append(tag("line", x1=place, x2=place, y1=bottom, y2=top, class_="replay"))
         if named and np.isfinite(value):
-            mark = tag("title", f"replay at batch {batch}")
+            mark = tag("title", f"{seen.alarm} at batch {batch}")
             drawn.append(tag("circle", mark, cx=place, cy=y(value), r=6, class_="replay"))
     for limit in limits:
         level = y(limit)
@@ -148,7 +151,7 @@ def _panel(
         bottom + chart.BELOW,
         f"{title} over the stream",
         f"{title} batch by batch, from {low:.3g} to {high:.3g}, over {images:,} images in "
-        f"{len(seen.visits)} visits to domains; replays: {len(seen.replays)}.",
+        f"{len(seen.visits)} visits to domains; {seen.alarm}: {len(seen.alarms)}.",
         chart.bands(x, y, seen.visits, names=named),
         chart.axes(x, y, x_label="images seen", y_label=unit),
         *drawn,

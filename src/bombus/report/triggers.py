@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+# A shift that was noticed; runs of earlier versions tell of the replay it set off alone.
+ALARMS = ("shift", "replay")
 NEAR = 10  # batches after a border in which an alarm counts as having found it
 
 
@@ -32,12 +34,18 @@ class Judged:
         )
 
 
-def judge_alarms(records: Sequence[dict[str, Any]], event: str = "replay") -> Judged:
-    """Batches whose domain is another than the one before are borders; `event` is an alarm."""
+def batches_with(records: Sequence[dict[str, Any]], events: Sequence[str]) -> list[int]:
+    """Where one of these events happened, counted in records."""
+    return [
+        i for i, r in enumerate(records) if any(e["event"] in events for e in r.get("events", ()))
+    ]
+
+
+def judge_alarms(records: Sequence[dict[str, Any]]) -> Judged:
+    """Batches whose domain is another than the one before are borders."""
     names = [tuple(record["domains"]) for record in records]
     borders = [i for i, (a, b) in enumerate(pairwise(names), start=1) if a != b]
-    alarms = [i for i, r in enumerate(records) if any(e["event"] == event for e in r["events"])]
-    return judge(borders, alarms)
+    return judge(borders, batches_with(records, ALARMS))
 
 
 def judge(borders: Sequence[int], alarms: Sequence[int]) -> Judged:
