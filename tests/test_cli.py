@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +22,7 @@ from bombus.backbones import create
 from bombus.backbones.weights import save_weights
 from bombus.cli import COMMANDS, DATA_COMMANDS, main
 from bombus.data.benchmarks import BENCHMARKS
+from bombus.methods import known_methods
 from bombus.names import BenchmarkName
 from tiny import write_cifar10
 
@@ -53,7 +55,7 @@ def test_options_are_pinned() -> None:
         ],
         "compare": ["cost", "digits", "format", "intervals", "out", "published", "quality", "runs"],
         "report": ["out", "runs"],
-        "list": ["json", "what"],
+        "list": ["json", "name", "what"],
         "plot": ["out", "runs", "what"],
         "results": ["check", "folder", "write"],
         "demo": ["out", "samples", "seed"],
@@ -236,6 +238,46 @@ def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) >= 3
     assert all(any(line.startswith(row["name"]) for line in lines) for row in rows)
+
+
+def test_a_method_explains_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every method; an override keeps the text of the setting it overrides."""
+    for name, method in known_methods().items():
+        main(["list", "methods", name])
+        said = capsys.readouterr().out
+        for field in fields(method.Config):
+            assert f"\n  {field.name}={field.default}\n" in said
+        main(["list", "methods", name, "--json"])
+        row = json.loads(capsys.readouterr().out)
+        assert row["name"] == name
+        assert set(row["meaning"]) <= set(row["settings"])
+    assert row["name"] == "bee-paper"
+    assert row["settings"]["lr"] == "0.001"
+    assert row["meaning"]["lr"].startswith("Paper: 1e-3 on CNNs, 2e-5 on ViT")
+    assert row["meaning"]["lr"].endswith("For block1 alone take 5e-4 (11.6; 1e-4 11.7).")
+    assert row["published"]["imagenet-c"] == {"sample_queue": 640, "levels": [-3, -2, -1]}
+    said = fails(["list", "streams", "gradual"], capsys)
+    assert "only methods are shown one by one" in said
+
+
+def test_methods_that_share_a_file_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "methods", "--json"])
+    titles = [row["title"] for row in json.loads(capsys.readouterr().out)]
+    assert len(titles) == len(set(titles))
+
+
+def test_the_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each command the first paragraph; the command's own help has the rest."""
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) <= 48
+    assert all(f"• {name} " in said for name in COMMANDS)
+    assert "Example" not in said
+    with pytest.raises(SystemExit):
+        main(["blocks", "--help"])
+    assert "Example: bombus blocks" in capsys.readouterr().out
 
 
 def test_doctor_ends_well(

@@ -11,10 +11,14 @@ torch, so that the command line can use it before it loads anything either.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import pairwise
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -64,6 +68,22 @@ def check(name: str, value: Any, kind: Any) -> None:
     expected = _unmet(value, kind)
     if expected:
         raise ConfigError(f"Got {name}={value!r}, expected {expected}.")
+
+
+def docs_of(settings: type) -> dict[str, str]:
+    """What each field's text below it says, an override's own before that of its parent."""
+    docs: dict[str, str] = {}
+    for kind in reversed(settings.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in pairwise(body.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docs[name] = " ".join(text.split())
+    return docs
 
 
 @cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import tyro
@@ -80,11 +82,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _dispatch(
     commands: dict[str, Callable[..., Any]], prog: str, description: str, arguments: Sequence[str]
 ) -> None:
-    if not arguments:
-        arguments = ["--help"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        arguments, commands = ["--help"], {n: _in_brief(c) for n, c in commands.items()}
     tyro.extras.subcommand_cli_from_dict(
         commands, prog=prog, description=description, args=arguments
     )
+
+
+def _in_brief(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with the first paragraph of its help: the list of all commands fits a screen."""
+
+    @wraps(command)
+    def brief(*args: Any, **options: Any) -> Any:
+        return command(*args, **options)
+
+    brief.__doc__ = inspect.cleandoc(command.__doc__ or "").split("\n\n")[0]
+    return brief
 
 
 def _stop(message: str, code: int) -> None:

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from bombus.methods.base import Adapter
 
 
 def list_names(
     what: tyro.conf.Positional[
         Literal["methods", "benchmarks", "backbones", "corruptions", "streams", "weights"]
     ],
+    name: tyro.conf.Positional[str | None] = None,
     /,
     *,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Show every method, benchmark, backbone, corruption, stream or published weights by name.
 
+    Example: bombus list methods bee
+
     Args:
         what: which list.
+        name: a method, to see what each of its settings means and what its authors published.
         json: machine-readable, with all details.
     """
+    if name is not None:
+        _show_method(what, name, json)
+        return
     rows = {
         "methods": _methods,
         "benchmarks": _benchmarks,
@@ -32,21 +44,51 @@ def list_names(
         "weights": _weights,
     }[what]()
     _print(rows, json)
+    if what == "methods" and not json:
+        print("\n`bombus list methods NAME` explains a method's settings.")
 
 
 def _methods() -> list[dict[str, Any]]:
     from bombus.methods import known_methods
 
-    return [
-        {
-            "name": name,
-            "title": (_module_doc(method) or name).splitlines()[0],
-            "source access": method.needs,
-            "predicts": method.predicts,
-            "settings": {f.name: str(f.default) for f in fields(method.Config)},
-        }
-        for name, method in known_methods().items()
-    ]
+    return [_method(method) for method in known_methods().values()]
+
+
+def _method(method: type[Adapter]) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "source data": method.needs + (" or none" if method.source_optional else ""),
+        "predicts": method.predicts,
+        "title": _title(method) + (" Transformers only." if method.transformers_only else ""),
+        "settings": {f.name: str(f.default) for f in fields(method.Config)},
+    }
+
+
+def _show_method(what: str, name: str, as_json: bool) -> None:
+    from bombus.errors import ConfigError
+    from bombus.fields import docs_of
+    from bombus.methods import find_method
+
+    if what != "methods":
+        raise ConfigError(
+            f"Got a name ({name}) after {what}; only methods are shown one by one, as in "
+            "`bombus list methods bee`."
+        )
+    method = find_method(name)
+    row, docs = _method(method), docs_of(method.Config)
+    published = {task: dict(own) for task, own in method.Config.published.items()}
+    if as_json:
+        print(json.dumps({**row, "meaning": docs, "published": published}, indent=1, default=str))
+        return
+    print(_wrapped(row["title"]))
+    print(f"Source data: {row['source data']}. Predicts {row['predicts']}.\n\nSettings (--set):")
+    for setting, default in row["settings"].items():
+        print(f"  {setting}={default}")
+        if setting in docs:
+            print(_wrapped(docs[setting], "      "))
+    for task, own in published.items():
+        chosen = ", ".join(f"{k}={v}" for k, v in own.items()) or "as above"
+        print(_wrapped(f"On {task}: {chosen}."))
 
 
 def _benchmarks() -> list[dict[str, Any]]:
@@ -55,10 +97,10 @@ def _benchmarks() -> list[dict[str, Any]]:
     return [
         {
             "name": b.name,
-            "title": b.title,
-            "classes": b.classes,
-            "backbone": b.backbone,
+            "classes": b.classes or "as its folders",
+            "backbone": b.backbone or "any",
             "batch size": b.batch_size,
+            "title": b.title,
         }
         for b in BENCHMARKS.values()
     ]
@@ -84,11 +126,11 @@ def _streams() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "title": (kind.__doc__ or name).splitlines()[0],
             "options": "  ".join(
                 f"--{option}" if default is None else f"--{option} {default}"
                 for option, default in own_options(kind).items()
             ),
+            "title": (kind.__doc__ or name).splitlines()[0],
         }
         for name, kind in STREAMS.items()
     ]
@@ -113,27 +155,48 @@ def _weights() -> list[dict[str, Any]]:
                 "name": name,
                 "backbone": entry.backbone,
                 "benchmarks": ", ".join(entry.benchmarks),
-                "file": f"here: {found}" if found else f"not here; {entry.how_to_get()}",
                 "details": details,
+                "file": f"here: {found}" if found else f"not here; {entry.how_to_get()}",
             }
         )
     return rows
 
 
-def _module_doc(method: type) -> str | None:
+def _title(method: type[Adapter]) -> str:
+    """A method that shares its file with another has a line of its own."""
     import sys
 
-    return sys.modules[method.__module__].__doc__
+    text = vars(method).get("__doc__") or sys.modules[method.__module__].__doc__ or method.name
+    return str(text).splitlines()[0]
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    width = max(len(indent) + 40, min(shutil.get_terminal_size((100, 24)).columns, 100))
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    width = max(18, *(len(row["name"]) for row in rows))
-    for row in rows:
-        rest = "  ".join(str(v) for k, v in row.items() if k != "name" and not isinstance(v, dict))
-        print(f"{row['name']:<{width}} {rest}".rstrip())
-        if "settings" in row:
-            settings = ", ".join(f"{k}={v}" for k, v in row["settings"].items())
-            print(f"{'':<18} --set {settings}")
+    below = "file"  # too long for a column
+    columns = [n for n, value in rows[0].items() if n != below and not isinstance(value, dict)]
+    cells = [[str(row[name]) for name in columns] for row in rows]
+    heads = [name if name != "title" else "what it is" for name in columns]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    for row, line in zip(({}, *rows), (heads, *cells), strict=True):
+        short = "  ".join(
+            cell.ljust(width) for cell, width in zip(line[:-1], widths[:-1], strict=True)
+        )
+        # The last column is the long one: it goes on below itself.
+        indent = " " * (len(short) + 2) if len(line) > 1 else ""
+        print(f"{short}  {_wrapped(line[-1], indent).lstrip()}".strip())
+        if below in row:
+            print(f"    {row[below]}")

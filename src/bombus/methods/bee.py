@@ -296,5 +296,7 @@ class Bee(Adapter):
 
 @register("bee-paper")
 class BeePaper(Bee):
+    """BEE, its paper read literally: the shallow blocks adapt fast, the last three levels count."""
+
     Config = BeePaperConfig
     cheap = False

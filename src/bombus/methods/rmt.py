@@ -223,7 +223,7 @@ class Rmt(RobustMeanTeacher):
 
 @register("rmt-free")
 class RmtFree(RobustMeanTeacher):
-    """Without source replay and without warm-up; labelled source images make the prototypes."""
+    """RMT without source replay and without warm-up; labelled source images make the prototypes."""
 
 
 def make_projector(like: Tensor, width: int, generator: torch.Generator) -> nn.Sequential:
