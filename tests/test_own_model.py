@@ -49,6 +49,19 @@ def test_three_lines_save_and_go_on_in_a_new_process(tmp_path: Path) -> None:
         assert json.loads(done.stdout) == expected
 
 
+def test_an_adapter_says_what_it_is() -> None:
+    model = OwnResNet.trained()
+    total = sum(p.numel() for p in model.parameters())
+    affine = sum(
+        p.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+        for p in module.parameters()
+    )
+    adapter = bombus.adapt(model, "tent")
+    assert repr(adapter) == f"<tent: {affine:,} of {total:,} parameters of OwnResNet adapt>"
+
+
 def test_settings_go_by_name(tmp_path: Path) -> None:
     model = OwnResNet.trained()
     adapter = bombus.adapt(model, "tent", lr=1e-4)

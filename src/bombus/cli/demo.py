@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     OUT/stream.png and the runs beside them.
 
     Args:
-        out: folder for the report; a former demo's report in it is replaced.
+        out: folder for the report; a former demo's report in it is replaced, an interrupted demo
+            goes on.
         samples: images a corruption, of the 1,000 embedded ones; fewer are quicker.
         seed: of the sample order.
     """
@@ -34,7 +36,10 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     runs = out / "runs"
     if out.exists() and any(out.iterdir()) and not runs.is_dir():
         raise ConfigError(f"{out} is not empty and holds no demo report; choose another --out.")
-    shutil.rmtree(runs, ignore_errors=True)
+    report = out / "report.html"
+    if report.exists() or _asked(runs) != {(samples, seed)}:
+        report.unlink(missing_ok=True)  # first: without it, what is there counts as interrupted
+        shutil.rmtree(runs, ignore_errors=True)
     images = find_benchmark("demo").open(None)  # once, so that every picture is corrupted once
     cheap = [
         name
@@ -44,12 +49,19 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     for number, name in enumerate(cheap, start=1):
         with RunView(f"{number}/{len(cheap)} {name}") as view:
             settings = replace(chosen, method=name)
-            Run(settings, images=images).execute(runs / name, watch=view.update)
+            run = Run(settings, images=images)
+            run.execute(runs / name, watch=view.update, resume=True)
     results = [read_run(runs / name) for name in cheap]
     tables = make_tables(results)
     write_file(out / "table.md", to_markdown(tables).encode())
     pictures = stream_figure([runs / name for name in cheap], out / "stream")
-    write_file(out / "report.html", make_page(results))
+    write_file(report, make_page(results))
     say(to_text(tables))
     written = ["report.html", "table.md", *(p.name for p in pictures), "runs/"]
     say(f"Written to {out}: {', '.join(written)}")
+
+
+def _asked(runs: Path) -> set[tuple[int, int]]:
+    """Samples and seed of the runs that are there."""
+    begun = [json.loads(path.read_bytes()) for path in runs.glob("*/settings.json")]
+    return {(one["samples"], one["seed"]) for one in begun}

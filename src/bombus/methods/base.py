@@ -172,6 +172,12 @@ class Adapter(ABC):
 
     # What a user calls
 
+    def __repr__(self) -> str:
+        sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+        adapting, total = sum(n for n, own in sizes if own), sum(n for n, _ in sizes)
+        network = type(self.model).__name__
+        return f"<{self.name}: {adapting:,} of {total:,} parameters of {network} adapt>"
+
     def __call__(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
         with uncached_autocast(), torch.inference_mode(False), torch.enable_grad():

@@ -50,6 +50,7 @@ from bombus.losses.reliable import (
 from bombus.methods import register
 from bombus.methods._norm import batch_logits, batch_norms, train_affine, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer
+from bombus.methods._progress import with_progress
 from bombus.methods._source import image_batches
 from bombus.methods.base import Adapter, BaseConfig, Source
 
@@ -138,8 +139,9 @@ class Eata(Eta):
 
     def prepare(self, source: Source | None) -> None:
         if source is not None and self.config.fisher_weight:
-            batches = image_batches(source, self.start.device)
             images = self.config.fisher_images
+            read = image_batches(source, self.start.device)
+            batches = with_progress(read, None, "weighing parameters")
             self.fisher = fisher_diagonal(self.model, self.parameters, batches, images)
 
     def penalty(self) -> Tensor | float:

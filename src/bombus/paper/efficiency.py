@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import METHODS, runnable
 from bombus.paper.layout import write_results, write_tables
-from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
+from bombus.report.figures import COLOURS, clear_axes, drawing, name_points, save_pictures
 from bombus.report.layout import make_tables
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TITLE = "Error against cost"
 CLAIM = "BEE has the lowest error at a moderate cost in time and memory."
@@ -30,8 +34,11 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     with drawing((10.0, 4.2)) as figure:
         by_time, by_memory = figure.subplots(1, 2, sharey=True)
+        points: dict[Axes, list[tuple[float, float, str]]] = {by_time: [], by_memory: []}
         for f in finished:
             error = sum(f.means) / len(f.means)
             name = f.cell.facts["method"]
@@ -41,13 +48,16 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
                 (by_memory, max(run.cost.peak_memory_mb for run in f.runs)),
             ):
                 axes.plot([cost], [error], "o", color=colour)
-                axes.annotate(
-                    name, (cost, error), xytext=(4, 3), textcoords="offset points", fontsize=8
-                )
+                points[axes].append((cost, error, name))
         by_time.set_xscale("log")
+        by_time.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        by_time.xaxis.set_major_formatter("{x:g}")
+        by_time.xaxis.set_minor_locator(NullLocator())
         by_time.set_xlabel("ms a batch")
         by_memory.set_xlabel("peak memory (MB)")
         by_time.set_ylabel("mean error (%)")
-        for axes in (by_time, by_memory):
+        for axes, own in points.items():
+            axes.margins(0.08)
             clear_axes(axes)
+            name_points(axes, own)
         return save_pictures(figure, out / "figure")

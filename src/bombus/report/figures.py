@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -236,3 +237,43 @@ def save_pictures(figure: Figure, out: Path) -> list[Path]:
         write_file(path, buffer.getvalue())
         paths.append(path)
     return paths
+
+
+def name_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """A name beside each point (x, y, name), upon no other name or point; far ones get a line."""
+    from matplotlib.transforms import Bbox
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # so that places on the page are known
+    to_page = axes.transData.transform
+    at = [tuple(map(float, to_page(point[:2]))) for point in points]
+    dot = figure.dpi * 5 / 72
+    taken = [Bbox.from_extents(x - dot, y - dot, x + dot, y + dot) for x, y in at]
+    room = axes.get_window_extent()
+    for (x, y, name), (left, low) in zip(points, at, strict=True):
+        label = axes.annotate(name, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
+        size = label.get_window_extent()
+        box = size
+        for distance, side in itertools.product((7, 14, 22, 32, 44), range(8)):
+            across, up = (math.cos(side * math.pi / 4), math.sin(side * math.pi / 4))
+            far = distance * figure.dpi / 72
+            # The nearest edge of the name, not its middle, lies on the circle.
+            x0 = left + far * across + (size.width * (across - 1) / 2)
+            y0 = low + far * up + (size.height * (up - 1) / 2)
+            box = Bbox.from_bounds(x0, y0, size.width, size.height)
+            free = not any(box.overlaps(other) for other in taken)
+            if free and room.x0 <= box.x0 and box.x1 <= room.x1 and box.y0 >= room.y0:
+                break
+        taken.append(box)
+        offset = ((box.x0 - left) * 72 / figure.dpi, (box.y0 - low) * 72 / figure.dpi)
+        label.remove()
+        line = {"arrowstyle": "-", "color": "#909090", "linewidth": 0.6, "shrinkB": 3}
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=8,
+            arrowprops=line if distance > 7 else None,
+        ).set_in_layout(False)
