@@ -167,6 +167,27 @@ def test_other_weights_of_the_same_name_are_another_run(tmp_path: Path) -> None:
     assert Run(settings("a", 1)).execute(tmp_path / "run", resume=True) == first
 
 
+def test_a_version_that_chooses_otherwise_does_not_go_on_with_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Run(SMALL).execute(tmp_path)
+    assert first["config"]["lr"] == 1e-3
+    monkeypatch.setattr(find_method("tent").Config, "published", {"demo": {"lr": 1e-4}})
+    with pytest.raises(ConfigError, match=r"another lr \(0.001, now 0.0001\)"):
+        Run(SMALL).execute(tmp_path, resume=True)
+    # Asked for what it was begun with, it does, however that is spelt.
+    asked = replace(SMALL, set={"lr": "1e-3"})
+    assert Run(asked).execute(tmp_path, resume=True) == first
+    # A run begun by a version that kept only what was asked for can still be finished.
+    file = tmp_path / "settings.json"
+    kept = json.loads(file.read_text())
+    del kept["config"]
+    file.write_text(json.dumps(kept))
+    assert Run(SMALL).execute(tmp_path, resume=True) == first
+    with pytest.raises(ConfigError, match="another set"):
+        Run(asked).execute(tmp_path, resume=True)
+
+
 def test_a_warm_up_made_otherwise_is_another_run_made_again_it_is_not(tmp_path: Path) -> None:
     def digests(name: str, **chosen: Any) -> dict[str, str]:
         file = tmp_path / name

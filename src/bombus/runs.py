@@ -46,6 +46,7 @@ from bombus.provenance import command_line, device_name, file_digests, versions
 from bombus.settings import RunSettings, make_config, pick_device
 
 SETTINGS = "settings.json"
+CONFIG = "config"
 FILES = "files"  # in it: what tells files of the same name apart
 
 
@@ -166,7 +167,9 @@ class Run:
     def _asked(self) -> dict[str, Any]:
         """What a run must share with the one it goes on with."""
         files = file_digests(self.settings.weights, self.settings.source)
-        return self.settings.to_dict() | ({FILES: files} if files else {})
+        # What was not asked for too: another version may choose otherwise.
+        config = json.loads(json.dumps(asdict(self.config)))
+        return self.settings.to_dict() | {CONFIG: config} | ({FILES: files} if files else {})
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -195,9 +198,14 @@ class Run:
                     "another --out."
                 )
             before = _read_json(out / SETTINGS)
+            # An earlier version went by names of files and by what was asked for alone.
+            asked = {k: v for k, v in asked.items() if k in before or k not in (CONFIG, FILES)}
+            if CONFIG in before:
+                # All of the method's settings, however many of them were asked for.
+                asked, before = (
+                    {**one, **one[CONFIG], "set": {}, CONFIG: {}} for one in (asked, before)
+                )
             differing = sorted(k for k in {*asked, *before} if asked.get(k) != before.get(k))
-            if FILES not in before:  # begun by a version that went by names alone
-                differing = [name for name in differing if name != FILES]
             if differing:
                 raise ConfigError(
                     f"{out} holds a run with another {', '.join(differing)} "
