@@ -251,7 +251,8 @@ def test_a_method_explains_its_settings(capsys: pytest.CaptureFixture[str]) -> N
         row = json.loads(capsys.readouterr().out)
         assert row["name"] == name
         assert set(row["meaning"]) <= set(row["settings"])
-    assert row["name"] == "bee-paper"
+    main(["list", "methods", "bee-paper", "--json"])
+    row = json.loads(capsys.readouterr().out)
     assert row["settings"]["lr"] == "0.001"
     assert row["meaning"]["lr"].startswith("Paper: 1e-3 on CNNs, 2e-5 on ViT")
     assert row["meaning"]["lr"].endswith("For block1 alone take 5e-4 (11.6; 1e-4 11.7).")

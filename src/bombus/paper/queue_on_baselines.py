@@ -46,6 +46,7 @@ def with_queue(method: type[Adapter]) -> type[Adapter]:
             return answer
 
     Queued.__name__ = Queued.__qualname__ = f"{method.__name__}WithQueue"
+    Queued.__doc__ = f"{method.name} with BEE's queue: {STEPS} steps on recent images before each."
     return Queued
 
 
