@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
+from threading import Thread
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import bombus
-from bombus.errors import ConfigError, InputError
+from bombus.errors import CheckpointError, ConfigError, InputError, UnknownNameError
 from tiny import kinds_of, make_adapter, make_tiny, noise_batches, tree_hash
 
 METHODS = sorted(bombus.known_methods())
@@ -47,8 +50,10 @@ def test_a_batch_that_the_network_refuses_leaves_no_trace(method: str, seen: int
         assert torch.equal(spared(x), hit(x))
     before, noise = tree_hash(hit.state_dict()), torch.random.get_rng_state()
     for _ in range(2):  # what failed once is not taken for known
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            hit(noise_batches(1, side=24)[0])
+        for call in (hit, hit.predict):
+            words = r"FixedSize does not take images of shape \(3, 24, 24\) \(.* multiplied"
+            with pytest.raises(InputError, match=words):
+                call(noise_batches(1, side=24)[0])
     assert tree_hash(hit.state_dict()) == before
     assert torch.equal(torch.random.get_rng_state(), noise)
     for x in batches[seen:]:
@@ -188,3 +193,215 @@ def test_images_without_channels() -> None:
     for count in (0, 2):
         with pytest.raises(InputError, match="no channels"):
             adapter(torch.rand(count, 0, 16, 16))
+
+
+# --- networks that would be adapted wrongly, and are refused -----------------------------------
+
+
+class InPlace(FixedSize):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(0.5).div_(0.25))
+
+
+class OneNumber(FixedSize):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :1]
+
+
+class WithoutGradient(FixedSize):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (InPlace, "InPlace changes its input in place"),
+        (OneNumber, "OneNumber answers with one number an image"),
+        (WithoutGradient, "No gradient reaches the parameters of WithoutGradient"),
+    ],
+)
+@pytest.mark.parametrize("method", ["tent", "sar", "rdumb", "bee-paper"])
+def test_a_network_that_cannot_be_adapted_says_so(
+    method: str, network: type[nn.Module], words: str
+) -> None:
+    adapter = bombus.adapt(network(), method)
+    (x,) = noise_batches(1)
+    before, state = x.clone(), tree_hash(adapter.state_dict())
+    with pytest.raises(ConfigError, match=words):
+        adapter(x)
+    assert torch.equal(x, before)
+    assert tree_hash(adapter.state_dict()) == state
+
+
+def test_a_forward_that_is_bound_to_the_original_is_refused() -> None:
+    model = FixedSize().train()
+    original = model.forward
+    model.forward = lambda x: original(x)  # type: ignore[method-assign]
+    before = tree_hash(model.state_dict())
+    with pytest.raises(ConfigError, match=r"FixedSize\.forward was replaced by a function"):
+        bombus.adapt(model, "tent")
+    assert tree_hash(model.state_dict()) == before
+    model.forward = MethodType(FixedSize.forward, model)  # type: ignore[method-assign]
+    bombus.adapt(model, "tent")(noise_batches(1)[0])
+    assert tree_hash(model.state_dict()) == before
+
+
+def test_norms_that_share_their_parameters_are_stepped_once() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.GroupNorm(2, 4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5),
+    )  # fmt: skip
+    first, second = (m for m in model if isinstance(m, nn.GroupNorm))
+    second.weight, second.bias = first.weight, first.bias
+    adapter = bombus.adapt(model, "tent", lr=1e-3)
+    adapter(noise_batches(1)[0])
+    moved = (adapter.model[1].weight - first.weight).abs().max().item()
+    assert moved == pytest.approx(1e-3, rel=0.01)  # Adam's first step is as long as the rate
+
+
+@pytest.mark.parametrize("method", ["bee", "bee-paper"])
+def test_a_parameter_that_takes_no_part_stays_as_it_is(method: str) -> None:
+    model = FixedSize()
+    model.layer1.spare = nn.Parameter(torch.ones(3, 3))  # type: ignore[assignment]
+    adapter = bombus.adapt(model, method, source=noise_batches(3))
+    for x in noise_batches(3):
+        assert adapter(x).isfinite().all()
+    assert torch.equal(adapter.model.layer1.spare, torch.ones(3, 3))  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("method", ["tent", "bee"])
+def test_parallel_networks_are_adapted_as_the_network_they_hold(
+    method: str, tmp_path: Path
+) -> None:
+    batches = noise_batches(3)
+    plain, wrapped = (
+        bombus.adapt(model, method) for model in (FixedSize(), nn.DataParallel(FixedSize()))
+    )
+    assert torch.equal(plain(batches[0]), wrapped(batches[0]))
+    wrapped.save(tmp_path)
+    loaded = bombus.load(tmp_path, FixedSize())
+    assert torch.equal(plain(batches[1]), loaded(batches[1]))
+
+
+# --- images in another range ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["bee", "roid", "adacontrast"])
+def test_views_keep_the_range_that_the_network_takes(method: str) -> None:
+    """The same network in other units: what it answers and learns is the same, up to rounding."""
+
+    class Shifted(FixedSize):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x + 3) / 6)
+
+    plain = bombus.adapt(FixedSize(), method)
+    shifted = bombus.adapt(Shifted(), method, input=bombus.Input(low=-3, high=3))
+    for x in noise_batches(4):
+        torch.testing.assert_close(shifted(6 * x - 3), plain(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["bee", "roid", "adacontrast"])
+def test_colour_views_of_grey_images_are_refused_before_the_first(method: str) -> None:
+    model = FixedSize()
+    model.layer1[0] = nn.Conv2d(1, 4, 3, 2, 1)
+    with pytest.raises(ConfigError, match=r"takes images of 3 channels, not of 1; "):
+        bombus.adapt(model, method)
+    grey = torch.stack(noise_batches(2))[:, :, :1]
+    for x in grey if method == "bee" else ():
+        none: Any = {"student_view": "none", "warmup_view": "none"}
+        assert bombus.adapt(model, method, **none)(x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (bombus.Input(mean=(0.5,) * 3, std=(0.2,) * 3), "only networks of bombus apply"),
+        ((0, 1), r"Got input=\(0, 1\), expected bombus.Input"),
+    ],
+)
+def test_an_input_that_nobody_would_apply_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        bombus.adapt(FixedSize(), "source", input=given)
+
+
+@pytest.mark.parametrize("given", [{"mean": (0.5,) * 3}, {"mean": (0.5,) * 2, "std": (0.2,) * 2}])
+def test_half_a_normalisation_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="expected both or neither, a number for each of 3"):
+        bombus.Input(**given)
+
+
+def test_a_convolution_that_is_not_the_first_called_says_nothing_of_images() -> None:
+    class Aux(FixedSize):
+        def __init__(self) -> None:
+            super().__init__()
+            self._modules = {"aux": nn.Conv2d(16, 4, 1), **self._modules}
+
+    assert bombus.adapt(Aux(), "tent")(noise_batches(1)[0]).shape == (8, 5)
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def test_arguments_of_the_wrong_kind_get_a_sentence(tmp_path: Path) -> None:
+    for model in ("resnet", None, FixedSize, lambda x: x):
+        with pytest.raises(ConfigError, match="expected a trained classifier"):
+            bombus.adapt(model, "tent")  # type: ignore[arg-type]
+    for method in (None, 5, ["tent"]):
+        with pytest.raises(UnknownNameError, match="There is no method named"):
+            bombus.adapt(FixedSize(), method)  # type: ignore[arg-type]
+    adapter = bombus.adapt(FixedSize(), "tent")
+    for x in (torch.rand(2, 3, 16, 16).to_sparse(), torch.rand(2, 3, 16, 16).to_mkldnn()):
+        with pytest.raises(InputError, match="expected a dense one"):
+            adapter(x)
+    with pytest.raises(ConfigError, match="a note named method"):
+        adapter.save(tmp_path, method="mine")
+
+
+def test_a_checkpoint_that_cannot_be_written_or_read_says_why(tmp_path: Path) -> None:
+    adapter = bombus.adapt(FixedSize(), "tent")
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="cannot be written: "):
+            adapter.save(place)
+        with pytest.raises(CheckpointError, match="cannot be read: "):
+            bombus.load(place, FixedSize())
+    assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "folder").mkdir()
+    for manifest in ("[]", "[" * 100_000, "{}", "3"):
+        (tmp_path / "folder" / "manifest.json").write_text(manifest)
+        with pytest.raises(CheckpointError, match="cut off or not JSON"):
+            bombus.load(tmp_path / "folder", FixedSize())
+
+
+# --- threads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["bn", "tent"])
+def test_asking_in_one_thread_does_not_disturb_another(method: str) -> None:
+    batches = noise_batches(30)
+    expected = [*map(bombus.adapt(FixedSize(), method), batches)]
+    adapter, asking = bombus.adapt(FixedSize(), method), True
+
+    def ask() -> None:
+        while asking:
+            adapter.predict(batches[0][:1])
+
+    thread = Thread(target=ask)
+    thread.start()
+    try:
+        answers = [adapter(x) for x in batches]
+    finally:
+        asking = False
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(answers, expected, strict=True))
+
+
+def test_an_adapter_can_be_copied_and_pickled() -> None:
+    adapter = bombus.adapt(FixedSize(), "tent")
+    batches = noise_batches(2)
+    adapter(batches[0])
+    copies = [deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]  # noqa: S301
+    expected = adapter(batches[1])
+    assert all(torch.equal(copy(batches[1]), expected) for copy in copies)

@@ -64,6 +64,16 @@ def finite(value: Any) -> Any:
 
 def save_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> None:
     """Store trees of dicts, lists, tensors, numbers and strings, with a JSON header beside them."""
+    try:
+        _write_state(folder, parts, meta)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint {folder} cannot be written: {error.strerror or error}; choose a "
+            "folder that is new or yours, on a disk with room. What it held before is still whole."
+        ) from error
+
+
+def _write_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stored: dict[str, dict[str, Any]] = {}
     for part, tree in parts.items():
@@ -140,7 +150,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"There is no checkpoint in {folder} (no {MANIFEST}); check the path."
         ) from None
-    except (OSError, ValueError, KeyError, AttributeError):
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint manifest {path} cannot be read: {error.strerror or error}."
+        ) from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CheckpointError(
             f"The checkpoint manifest {path} is cut off or not JSON; restore it or start anew."
         ) from None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bombus.backbones.input import Input
-from bombus.errors import InputError
+from bombus.errors import ConfigError, InputError
 
 LARGEST_SIDE = 4096  # a 10,000 x 10,000 image is a mistake or an attack, not a batch to adapt to
 TOLERANCE = 0.25  # of the value range: resampling may overshoot, a 0-255 image is far beyond
@@ -37,7 +37,22 @@ def input_of(model: nn.Module) -> Input:
     if isinstance(declared, Input):
         return declared
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    return Input(channels=first.in_channels if first is not None else None)
+    channels = None if first is None else first.in_channels
+    # More are no picture's: the first one defined need not be the first one called.
+    return Input(channels=channels if channels in (1, 3, 4) else None)
+
+
+def require_fit(model: nn.Module, given: Input | None) -> None:
+    """Refuse an input that this model could not be given."""
+    if not isinstance(given, Input | None):
+        raise ConfigError(f"Got input={given!r}, expected bombus.Input(low=..., high=...).")
+    own = input_of(model)
+    if given is not None and (given.mean, given.std) not in ((None, None), (own.mean, own.std)):
+        raise ConfigError(
+            "Got an input with mean and std, which only networks of bombus apply by themselves; "
+            "normalise the images before or inside your network, and say with Input(low=..., "
+            "high=...) what range they then have."
+        )
 
 
 def check(x: Tensor, expected: Input, *, like: Tensor) -> Gated:
@@ -49,6 +64,11 @@ def check(x: Tensor, expected: Input, *, like: Tensor) -> Gated:
         raise InputError(
             f"Got a {type(x).__name__}, expected a torch tensor of images (N, C, H, W); "
             "convert it with torch.as_tensor first."
+        )
+    if x.layout != torch.strided or x.is_nested:
+        raise InputError(
+            "Got a sparse, nested or otherwise packed tensor, expected a dense one (N, C, H, W); "
+            "convert it with x.to_dense() or torch.stack."
         )
     _check_layout(x, expected)
     if not x.is_floating_point():

@@ -29,6 +29,13 @@ class Input:
         check_fields(self)
         if not self.low < self.high:
             raise ConfigError(f"Got low={self.low} and high={self.high}, expected low < high.")
+        sizes = {None if part is None else len(part) for part in (self.mean, self.std)}
+        fitting = self.channels is None or sizes in ({None}, {self.channels})
+        if len(sizes) > 1 or not fitting:
+            raise ConfigError(
+                f"Got mean={self.mean} and std={self.std}, expected both or neither, a number for "
+                f"each of {self.channels or 'the'} channels."
+            )
 
     def normalise(self, x: Tensor) -> Tensor:
         if self.mean is None or self.std is None:

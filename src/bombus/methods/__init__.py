@@ -76,7 +76,7 @@ def place(name: str) -> int:
 
 def find_method(name: str) -> type[Adapter]:
     known = known_methods()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnknownNameError("method", name, known)
     return known[name]
 

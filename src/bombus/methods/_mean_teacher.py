@@ -29,6 +29,15 @@ def require_colour_images(expected: Input, method: str) -> None:
         )
 
 
+def require_colour(expected: Input, method: str, remedy: str) -> None:
+    """For methods whose views fit images of any range (`Adapter.view`)."""
+    if expected.channels not in (3, None):
+        raise ConfigError(
+            f"{method} augments colours: it takes images of 3 channels, not of "
+            f"{expected.channels}; {remedy}."
+        )
+
+
 def usable_batches(
     source: Source, model: nn.Module, images: int
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -59,12 +59,15 @@ def source_statistics(model: nn.Module) -> Iterator[None]:
 
 def train_affine(model: nn.Module, method: str) -> list[nn.Parameter]:
     """Make the scale and shift of all normalisation layers trainable, and return them."""
-    parameters = [
-        p
-        for module in model.modules()
-        if isinstance(module, NORMS)
-        for p in module.parameters(recurse=False)
-    ]
+    # Each once: layers may share them.
+    parameters = list(
+        dict.fromkeys(
+            p
+            for module in model.modules()
+            if isinstance(module, NORMS)
+            for p in module.parameters(recurse=False)
+        )
+    )
     if not parameters:
         raise ConfigError(
             f"{method} adapts the scale and shift of normalisation layers, and this model has "

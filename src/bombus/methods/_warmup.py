@@ -159,10 +159,10 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
             optimizer.param_groups[0]["lr"] = lr * step / total
         views = bee.passes.views(x)
         teacher = bee.teach(views)
-        student = bee.passes(VIEWS[config.warmup_view](views, bee.generator))
+        student = bee.passes(bee.view(VIEWS[config.warmup_view], views))
         loss, _ = bee.consistency(student, teacher, remember=len(x))
         agree = disagreement(student.logits, teacher.logits, config.warmup_loss)
-        gradients = torch.autograd.grad(loss + agree, [*parameters, *codes])
+        gradients = torch.autograd.grad(loss + agree, [*parameters, *codes], materialize_grads=True)
         for leaf, gradient in zip([*parameters, *codes], gradients, strict=True):
             leaf.grad = gradient
         body.step()

@@ -48,6 +48,7 @@ from bombus.data.augment import View, adacontrast_strong, adacontrast_weak, rand
 from bombus.fields import Count, CountOrZero, NonNegative, Positive, Share
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
+from bombus.methods._mean_teacher import require_colour
 from bombus.methods._norm import batch_norms, batch_statistics, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer, train_all
 from bombus.methods._teacher import Teacher
@@ -92,6 +93,7 @@ class AdaContrast(Adapter):
 
     def setup(self) -> None:
         config: AdaContrastConfig = self.config
+        require_colour(self.input, self.name, "choose another method")
         self.teacher = Teacher(self.model)
         use_batch_statistics(self.teacher.model)
         self.optimizer = make_optimizer(
@@ -104,9 +106,9 @@ class AdaContrast(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         config: AdaContrastConfig = self.config
-        weak = WEAK_VIEWS[config.weak_view](x, self.generator)
-        strong_query = adacontrast_strong(x, self.generator)
-        strong_key = adacontrast_strong(x, self.generator)
+        weak = self.view(WEAK_VIEWS[config.weak_view], x)
+        strong_query = self.view(adacontrast_strong, x)
+        strong_key = self.view(adacontrast_strong, x)
         statistics = [b for norm in batch_norms(self.model) for b in norm.buffers()]
         before = [b.clone() for b in statistics]
 

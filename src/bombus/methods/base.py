@@ -12,6 +12,7 @@ over time, and gets all of the above, the input gate and exact save/resume from 
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from bombus import checkpoint, gate
-from bombus.backbones.blocks import is_transformer
+from bombus.backbones.blocks import Backbone, is_transformer
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
+from bombus.data.augment import View
 from bombus.errors import CheckpointError, ConfigError
 from bombus.fields import Seed, check_fields
 from bombus.methods import _state
@@ -98,6 +100,7 @@ class Adapter(ABC):
                 "bombus.adapt by name, as in lr=1e-4."
             )
         model = bare(model)
+        gate.require_fit(model, input)
         if self.transformers_only and not is_transformer(model):
             raise ConfigError(
                 f"{self.name} works inside a vision transformer (patch_embed, blocks, norm), and "
@@ -112,7 +115,8 @@ class Adapter(ABC):
         self._early_events: list[dict[str, Any]] = []  # of `prepare`, for the first report
         self._signals: dict[str, float] = {}
         self._phases: dict[str, float] = {}
-        self._classes: int | None = getattr(model, "num_classes", None)
+        self._classes: int | None = model.num_classes if isinstance(model, Backbone) else None
+        self._lock = threading.RLock()
         self._tried: set[tuple[int, ...]] = set()  # shapes of images that the network takes
         self.source_bytes: int | None = None  # of source images read in `prepare`; None: no source
         with torch.inference_mode(False), torch.enable_grad():
@@ -153,6 +157,13 @@ class Adapter(ABC):
         with torch.no_grad():
             return self.forward(x)
 
+    def view(self, augmentation: View, x: Tensor) -> Tensor:
+        """An augmented x: augmentations take [0, 1], whatever range the network takes."""
+        low, span = self.input.low, self.input.high - self.input.low
+        if (low, span) == (0, 1):
+            return augmentation(x, self.generator)
+        return low + span * augmentation((x - low) / span, self.generator)
+
     def event(self, kind: str, **facts: Any) -> None:
         self._events.append({"event": kind, **facts})
 
@@ -180,7 +191,7 @@ class Adapter(ABC):
 
     def __call__(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
-        with uncached_autocast(), torch.inference_mode(False), torch.enable_grad():
+        with self._lock, uncached_autocast(), torch.inference_mode(False), torch.enable_grad():
             clean = gate.clean(x, gated)
             self._try_out(clean)
             self._events, self._signals, self._phases = self._early_events, {}, {}
@@ -195,8 +206,9 @@ class Adapter(ABC):
 
     def predict(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
-        with uncached_autocast(), torch.inference_mode(False):
+        with self._lock, uncached_autocast(), torch.inference_mode(False):
             clean = gate.clean(x, gated)
+            self._try_out(clean)
             logits = self.answer(clean) if len(clean) else None
         return self._scatter(logits, gated, x)
 
@@ -205,7 +217,8 @@ class Adapter(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes over time. Frozen parameters are the source model's and stay out."""
-        return self._packed((*self.stateful, "generator"))
+        with self._lock:
+            return self._packed((*self.stateful, "generator"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         missing = {*self.stateful, "generator"} ^ set(state)
@@ -213,17 +226,24 @@ class Adapter(ABC):
             raise CheckpointError(
                 f"This state does not belong to {self.name}: it differs in {sorted(missing)}."
             )
-        self._fill(state)
+        with self._lock:
+            self._fill(state)
 
     def save(self, folder: str | Path, **notes: int | str) -> None:
         """Store everything, crash-safe; `notes` go into the header beside it."""
-        meta = {"method": self.name, "config": asdict(self.config), **self._identity(), **notes}
-        parts = {
-            "prepared": self._packed(self.prepared),
-            "fresh": self._fresh,
-            "now": self.state_dict(),
-        }
-        checkpoint.save_state(Path(folder), parts, meta)
+        meta = {"method": self.name, "config": asdict(self.config), **self._identity()}
+        if taken := meta.keys() & notes.keys():
+            raise ConfigError(
+                f"Got a note named {', '.join(sorted(taken))}, which the header has already; "
+                "choose another name."
+            )
+        with self._lock:
+            parts = {
+                "prepared": self._packed(self.prepared),
+                "fresh": self._fresh,
+                "now": self.state_dict(),
+            }
+            checkpoint.save_state(Path(folder), parts, {**meta, **notes})
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module, *, input: Input | None = None) -> Self:
@@ -255,6 +275,12 @@ class Adapter(ABC):
         return adapter
 
     # Inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
 
     def _prepare(self, source: Source | None) -> None:
         if isinstance(source, str | Path) and not self.reads_files:

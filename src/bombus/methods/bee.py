@@ -24,6 +24,7 @@ from bombus.methods import register
 from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
+from bombus.methods._mean_teacher import require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, make_optimizer
 from bombus.methods._passes import Pass, Passes
@@ -56,6 +57,9 @@ class Bee(Adapter):
 
     def setup(self) -> None:
         config: BeeConfig = self.config
+        if (config.student_view, config.warmup_view) != ("none", "none"):
+            remedy = 'set student_view="none" and warmup_view="none"'
+            require_colour(self.input, self.name, remedy)
         use_batch_statistics(self.model)
         self.blocks = find_blocks(self.model, config.blocks or None)
         self.levels = config.resolve_levels(self.blocks)
@@ -202,7 +206,10 @@ class Bee(Adapter):
     def _gradients(self, loss: Tensor, *, keep_graph: bool = False) -> tuple[Tensor, ...]:
         if not loss.requires_grad:  # every part of it is switched off
             return ()
-        return torch.autograd.grad(loss, self.parameters, retain_graph=keep_graph)
+        # A parameter in a block need not take part: then it stays as it is.
+        return torch.autograd.grad(
+            loss, self.parameters, retain_graph=keep_graph, materialize_grads=True
+        )
 
     def _apply(self, gradients: tuple[Tensor, ...]) -> None:
         if gradients and not apply_gradients(gradients, self.parameters, self.optimizer):
@@ -258,7 +265,7 @@ class Bee(Adapter):
             return self.passes(views, self.teacher)
 
     def _student_view(self, views: Tensor) -> Tensor:
-        return VIEWS[self.config.student_view](views, self.generator)
+        return self.view(VIEWS[self.config.student_view], views)
 
     def _predict(self, x: Tensor) -> Tensor:
         views = self.passes.views(x)

@@ -31,6 +31,7 @@ Shapes: N images, K of them kept, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -44,6 +45,7 @@ from bombus.losses.entropy import softmax_entropy
 from bombus.losses.likelihood_ratio import soft_likelihood_ratio
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
+from bombus.methods._mean_teacher import require_colour
 from bombus.methods._norm import batch_logits, train_affine, use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer
 from bombus.methods.base import Adapter, BaseConfig
@@ -79,6 +81,8 @@ class Roid(Adapter):
     stateful = ("model", "optimizer", "mean_prediction", "largest_batch")
 
     def setup(self) -> None:
+        if self.config.consistency:
+            require_colour(self.input, self.name, "set consistency=False")
         use_batch_statistics(self.model)
         self.parameters = train_affine(self.model, self.name)
         # Constants: `setup` sees the source model, also when a run is resumed.
@@ -121,7 +125,7 @@ class Roid(Adapter):
         (kept,) = weights.nonzero(as_tuple=True)  # (K,)
         if not self.config.consistency or (len(kept) == 1 and self.alone_is_too_few):
             return torch.zeros_like(weights[0])
-        view = roid_view(x[kept], self.generator, per_sample=self.config.view_per_sample)
+        view = self.view(partial(roid_view, per_sample=self.config.view_per_sample), x[kept])
         apart = mutual_cross_entropy(self.model(view), logits[kept])  # (K,)
         return (weights[kept] * apart).sum() / self.largest_batch
 
