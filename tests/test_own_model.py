@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import bombus
+from bombus.errors import ConfigError
 from own_resnet import OwnResNet
 from tiny import noise_batches, tree_hash
 
@@ -155,3 +157,50 @@ def test_a_method_in_two_files_is_picked_up_everywhere(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
+
+
+class Broken(bombus.Adapter):
+    """What an author may return by mistake."""
+
+    wrong: ClassVar[Any] = None
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wrong(self.model(x))  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(x)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda y: y[:-1], r"answered 8 images with \(7, \d+\)"),
+        (lambda y: y.argmax(1), r"answered 8 images with \(8,\)"),
+        (lambda y: None, "answered 8 images with NoneType"),
+    ],
+)
+def test_a_method_that_returns_no_logits_is_told_so(wrong: Any, words: str) -> None:
+    Broken.wrong = staticmethod(wrong)
+    Broken.name = "broken"
+    with pytest.raises(ConfigError, match=rf"Broken\.step {words}, expected their logits"):
+        Broken(OwnResNet.trained())(noise_batches(1)[0])
+
+
+def test_settings_that_nobody_would_see_are_refused() -> None:
+    class Config(bombus.BaseConfig):
+        lr: float = 1e-3
+
+    class Careless(Broken):
+        pass
+
+    Careless.Config = Config
+    with pytest.raises(ConfigError, match=r"settings of careless .* put @dataclass\(frozen=True"):
+        bombus.register("careless")(Careless)
+    assert "careless" not in bombus.known_methods()
+
+
+def test_a_file_in_the_index_without_a_method_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bombus.methods.INDEX", ("source", "_norm"))
+    with pytest.raises(ConfigError, match=r"methods/_norm\.py is in the index and registers no"):
+        bombus.known_methods()

@@ -16,7 +16,9 @@ from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
 from bombus.paper.layout import write_variants
 from bombus.paper.run import folder_of, for_seed, run_cells
-from bombus.report.triggers import judge
+from bombus.report.layout import Table
+from bombus.report.table import to_latex
+from bombus.report.triggers import judge, judge_alarms
 from bombus.settings import make_config
 from tiny import make_adapter, make_tiny, noise_batches, tree_hash, write_cifar10
 
@@ -223,7 +225,7 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
     ("asked", "answer"),
     [
         (["--methods", "tentt"], "did you mean 'tent'"),
-        (["--methods", "rmt"], "not rmt; some methods need --source"),
+        (["--methods", "rmt"], "not rmt; it needs --source"),
         (["--set", "lr=1"], "expected METHOD.NAME=VALUE"),
         (["--set", "rmt.lr=1"], "not rmt"),
         (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),
@@ -282,3 +284,28 @@ def test_alarms_are_judged_by_the_borders_before_them() -> None:
     close = judge(borders=[4, 8, 12], alarms=[9])  # not the one of batch 4 as well
     assert (close.found, close.false_alarms) == (1, 0)
     assert "2 of 3 borders" in str(judged)
+
+
+def test_a_replay_by_the_clock_is_no_alarm() -> None:
+    def record(batch: int, *events: dict[str, Any]) -> dict[str, Any]:
+        return {"domains": {"fog" if batch < 3 else "snow": {}}, "events": list(events)}
+
+    replay, shift = {"event": "replay", "anchors": [0]}, {"event": "shift", "z": 7.0}
+    by_the_clock = [record(i, *([replay] if i % 2 else [])) for i in range(6)]
+    assert judge_alarms(by_the_clock).alarms == 0
+    noticed = [record(i, *([shift, replay] if i == 3 else [])) for i in range(6)]
+    assert (judge_alarms(noticed).alarms, judge_alarms(noticed).found) == (1, 1)
+    before = [record(i, *([{**replay, "z": 7.0}] if i == 3 else [])) for i in range(6)]
+    assert judge_alarms(before).found == 1  # as earlier versions told it
+
+
+def test_signs_of_the_paper_survive_latex() -> None:
+    place = Place(samples=4, batch_size=2)
+    cells = find_experiment("sensitivity").cells(place)
+    assert any(cell.facts["setting"] == "ξ" for cell in cells)
+    table = Table("ξ", (), ())
+    assert "ξ" not in to_latex([table])
+    assert "$\\xi$" in to_latex([table])
+    # The point that all panels share is one run.
+    shared = [c.settings for c in cells if c.name in ("complementary-5", "anchor_period-30")]
+    assert folder_of(Cell("a", shared[0]), 1, Path()) == folder_of(Cell("b", shared[1]), 1, Path())

@@ -20,6 +20,7 @@ import torch
 import bombus
 from bombus.backbones import create
 from bombus.backbones.weights import save_weights
+from bombus.cli import main
 from bombus.errors import BombusError, CheckpointError, ConfigError, UnknownNameError, WeightsError
 from bombus.methods import find_method
 from bombus.methods._warmup_file import save_warmup
@@ -317,3 +318,37 @@ def test_settings_are_read_by_their_type() -> None:
     assert parse_setting("no", bool, "x") is False
     with pytest.raises(ConfigError, match="expected a bool"):
         parse_setting("maybe", bool, "x")
+
+
+def test_a_run_of_two_codes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, edited, resumed: the result is of neither code alone."""
+    whole = Run(SMALL).execute(tmp_path / "whole")
+    said = whole["notes"]
+
+    def stop(progress: Any) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(SMALL).execute(tmp_path / "two", watch=stop, checkpoint_every=2)
+    now = versions()["code"]
+    monkeypatch.setattr("bombus.runs.versions", lambda: {**versions(), "code": "other"})
+    told: list[Any] = []
+    result = Run(SMALL).execute(tmp_path / "two", resume=True, tell=told.append)
+    assert result["notes"] == [*said, f"run by code {now}, then other: resumed after a change"]
+    (finding,) = [f for f in told if "other code" in f.text]
+    assert finding.state == "warn"
+    assert f"({now}, now other)" in finding.text
+    assert result["mean_error"] == whole["mean_error"]
+    told.clear()
+    Run(SMALL).execute(tmp_path / "two", resume=True, tell=told.append)
+    assert not told
+
+
+def test_a_domain_named_twice_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "bn", "--domains", "fog", "snow", "fog", "--out", str(tmp_path / "run")])
+    assert "Got --domains with fog twice; for domains that come back" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -47,6 +47,7 @@ from bombus.settings import RunSettings, make_config, pick_device
 
 SETTINGS = "settings.json"
 CONFIG = "config"
+CODE = "code"  # in it: who ran which part, not what was asked for
 FILES = "files"  # in it: what tells files of the same name apart
 
 
@@ -124,8 +125,14 @@ class Run:
         before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
-            checkpoint.write_json(out / SETTINGS, checkpoint.finite(self._asked))
+            self._code = [versions()["code"]]
+            asked = {**self._asked, CODE: self._code}
+            checkpoint.write_json(out / SETTINGS, checkpoint.finite(asked))
             log.write_bytes(b"")
+        else:
+            changed = self._changed_code(out / SETTINGS, len(records))
+            if changed is not None and tell is not None:
+                tell(changed)
         meter = _meter(records)
         total = len(self.plan_domains)
         batches = self.stream.batches(self.images, start=len(records))
@@ -188,6 +195,20 @@ class Run:
                 on_purpose=why_unusual(self.settings, self.weights),
             )
 
+    def _changed_code(self, settings: Path, done: int) -> Finding | None:
+        """Remember who goes on with the run; a finding if that is other code than before."""
+        stored, now = _read_json(settings), versions()["code"]
+        self._code = [*stored.get(CODE, ["?"])]
+        if self._code[-1] == now:
+            return None
+        self._code.append(now)
+        checkpoint.write_json(settings, {**stored, CODE: self._code})
+        return Finding(
+            "warn",
+            f"The first {done} batches were run by other code ({self._code[-2]}, now {now}), so "
+            "that the result is of neither alone; for a clean one start anew in another --out.",
+        )
+
     def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
         """The finished result in the folder, if any; a folder that is not ours is refused."""
         asked = self._asked
@@ -197,7 +218,7 @@ class Run:
                     f"{out} already holds a run; add --resume to go on with it, or choose "
                     "another --out."
                 )
-            before = _read_json(out / SETTINGS)
+            before = {k: v for k, v in _read_json(out / SETTINGS).items() if k != CODE}
             # An earlier version went by names of files and by what was asked for alone.
             asked = {k: v for k, v in asked.items() if k in before or k not in (CONFIG, FILES)}
             if CONFIG in before:
@@ -271,6 +292,10 @@ class Run:
         os.fsync(log.fileno())
         adapter.save(folder, log_bytes=log.tell())
 
+    def _mixed(self) -> list[str]:
+        codes = ", then ".join(self._code)
+        return [f"run by code {codes}: resumed after a change"] if len(self._code) > 1 else []
+
     def _result(
         self, adapter: Adapter, meter: ErrorMeter, records: list[dict[str, Any]]
     ) -> dict[str, Any]:
@@ -297,7 +322,7 @@ class Run:
             "data": self.images.describe(),
             "weights_sha256": self.weights.sha256,
             "weights": [p.name for p in self.settings.weights],
-            "notes": list(self.weights.notes),
+            "notes": [*self.weights.notes, *self._mixed()],
             "preflight": [finding.text for finding in self.findings],
             "input": adapter.input.to_dict(),
             "source_access": "none" if adapter.source_bytes is None else adapter.needs,

@@ -45,7 +45,8 @@ def add_signals(folder: Path, replays: tuple[int, ...]) -> None:
         batch = record["batch"]
         signals = {"mcr": 3.0 + (batch in replays), "mcr_2": 1.5, "z": 9.0 * (batch in replays)}
         signals |= {"teacher_perplexity_2": 12.0, "student_perplexity_2": 40.0}
-        events = [{"event": "replay"}] if batch in replays else []
+        shift = [{"event": "shift", "z": 9.0}, {"event": "replay"}]
+        events = shift if batch in replays else []
         lines.append({**record, "signals": signals, "events": events})
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

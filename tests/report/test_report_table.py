@@ -358,6 +358,17 @@ def test_csv_reads_back(everything):
     assert rows[-1]["gaussian_noise"] == ""
 
 
+def test_csv_gives_intervals_their_own_columns(write_run):
+    folders = [write_run(f"r{seed}", "bn", (20 + seed, 40, 40), seed=seed) for seed in (1, 2)]
+    (table,) = make_tables([read_run(f) for f in folders], intervals=True, published=False)
+    (row,) = csv.DictReader(io.StringIO(to_csv([table])))
+    assert row["std"] == ""
+    name = table.columns[0].name
+    # Of 21 and 22, two seeds: t is 12.71, the deviation of the mean a half.
+    assert float(row[f"{name} ±95 %"]) == pytest.approx(6.35, abs=0.01)
+    assert float(row["mean ±95 %"]) == pytest.approx(2.12, abs=0.01)
+
+
 def test_a_collapsed_method_is_marked_and_explained(write_run):
     runs = [
         read_run(write_run("a", "tent", collapsed=True)),

@@ -51,7 +51,8 @@ def paper(
     Args:
         name: which table or figure.
         scale: demo takes the embedded images and minutes; full the real benchmark and a GPU.
-        seeds: how many; tables of several give 95 % intervals.
+        seeds: how many; tables of several give their spread (bombus compare --intervals: the 95 %
+            intervals).
         first_seed: of those; one machine may make seed 1, another seed 2, a last call lays out all.
         out: folder; by default paper/NAME-SCALE.
         runs: folder of the runs, which tables may share; by default paper/runs, or OUT/runs where
@@ -78,7 +79,7 @@ def paper(
     from bombus.fields import Count, Seed, check
     from bombus.methods import find_method
     from bombus.paper import Place, find_experiment
-    from bombus.paper.run import run_cells
+    from bombus.paper.run import made_by_this_code, run_cells
 
     check("--seeds", seeds, Count)
     check("--first-seed", first_seed, Seed)
@@ -116,7 +117,8 @@ def paper(
     runnable = dict.fromkeys(cell.settings.method for cell in cells)
     for asked in (*methods, *own):
         if find_method(asked).name not in runnable:
-            why = "" if source else "; some methods need --source"
+            needy = find_method(asked).needs != "none" and not source
+            why = "; it needs --source" if needy else ""
             raise ConfigError(f"{name} runs {', '.join(runnable)} here, not {asked}{why}.")
     cells = [cell for cell in cells if not methods or cell.settings.method in methods]
     folder = out or Path("paper") / f"{name}-{scale}"
@@ -132,4 +134,6 @@ def paper(
     paths = experiment.show(finished, folder)
     say((folder / "table.txt").read_text())
     say(f"The paper: {experiment.CLAIM}")
+    if other := [p.name for f in finished for p in f.folders if not made_by_this_code(p)]:
+        say(f"Run by other code than this: {', '.join(other)}; delete those folders to run anew.")
     say(f"Written to {folder}: {', '.join(p.name for p in paths)}; the runs are in {shelf}.")

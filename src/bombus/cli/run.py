@@ -86,6 +86,7 @@ def run(
         checkpoint_every: batches between checkpoints.
     """
     from bombus.cli.view import RunView, say
+    from bombus.errors import ConfigError
     from bombus.fields import Count, check
     from bombus.runs import Run
     from bombus.settings import RunSettings
@@ -112,6 +113,11 @@ def run(
         set=pairs(set),
         legacy_vida=legacy_vida,
     )
+    if again := [name for i, name in enumerate(domains) if name in domains[:i]]:
+        raise ConfigError(
+            f"Got --domains with {again[0]} twice; for domains that come back take --stream "
+            "recurring --visits N."
+        )
     prepared = Run(settings)
     with RunView(method) as view:
         result = prepared.execute(

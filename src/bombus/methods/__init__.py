@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bombus.errors import UnknownNameError
+from bombus.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,6 +47,12 @@ def register(name: str) -> Callable[[type[Adapter]], type[Adapter]]:
     """Class decorator: make a method known under a name."""
 
     def enter(method: type[Adapter]) -> type[Adapter]:
+        own = vars(method.Config)
+        if own.get("__annotations__") and "__dataclass_fields__" not in own:
+            raise ConfigError(
+                f"The settings of {name} would be seen by nobody; put "
+                f"@dataclass(frozen=True, kw_only=True) before {method.Config.__name__}."
+            )
         taken = _METHODS.get(name)
         if taken is not None:
             raise ValueError(
@@ -63,7 +69,12 @@ def register(name: str) -> Callable[[type[Adapter]], type[Adapter]]:
 def known_methods() -> dict[str, type[Adapter]]:
     """Every registered method, in the order of the index, then of registration."""
     for module in INDEX:
-        import_module(f"bombus.methods.{module}")
+        name = import_module(f"bombus.methods.{module}").__name__
+        if not any(method.__module__ == name for method in _METHODS.values()):
+            raise ConfigError(
+                f"methods/{module}.py is in the index and registers no method; put "
+                '@register("name") before its class.'
+            )
     return dict(sorted(_METHODS.items(), key=lambda item: place(item[0])))
 
 

@@ -198,7 +198,7 @@ class Adapter(ABC):
             self._early_events = []
             alone = len(clean) == 1 and self.alone_is_too_few
             answer = self.answer if alone else self.step
-            logits = answer(clean).detach() if len(clean) else None
+            logits = self._checked(answer(clean), len(clean)) if len(clean) else None
         for position, reason in gated.rejected.items():
             self.event("rejected", sample=position, reason=reason)
         self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals, self._phases)
@@ -305,6 +305,16 @@ class Adapter(ABC):
         if len(x) and shape not in self._tried:
             try_out(self.model, x)
             self._tried.add(shape)
+
+    def _checked(self, answer: Any, samples: int) -> Tensor:
+        """What a method's author returns, before anybody is misled by it."""
+        if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != samples:
+            shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ConfigError(
+                f"{type(self).__name__}.step answered {samples} images with {shape}, expected "
+                "their logits, (N, classes); mend the method."
+            )
+        return answer.detach()
 
     def _packed(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: _state.pack(getattr(self, name)) for name in names}

@@ -27,7 +27,7 @@ PANELS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=150, batch_size=50)
     # A short stream hardly triggers a replay: there it comes every few batches.
-    rhythm = {} if place.full else {"replay_every": 8, "anchor_period": 4}
+    rhythm = {} if place.full else {"replay_every": 8, "anchor_period": 30 // 8}
     base = {"replay": "weighted", **rhythm}
     made = []
     for name, sign, values in PANELS:

@@ -48,7 +48,7 @@ def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str]
         said.append("± is half of the 95 % interval of the mean over seeds.")
     if printed:
         said.append("published: the paper's mean error, of a ResNet-50 on ImageNet-C.")
-    return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(said))
+    return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(said), True)
 
 
 def _fact(value: object) -> str:

@@ -86,6 +86,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    intervals: bool = False  # spreads are halves of 95 % intervals, not standard deviations
 
 
 def make_tables(
@@ -183,7 +184,7 @@ def _table(
     heading += f", {stream}" if stream else ""
     if names != tuple(SHORT):
         heading += f", {len(names)} domain{'s' if len(names) > 1 else ''}"
-    return Table(heading, tuple(columns), tuple(rows), tuple(notes))
+    return Table(heading, tuple(columns), tuple(rows), tuple(notes), intervals)
 
 
 def _columns_beside(printed: Mapping[str, Sequence[PublishedRow]], digits: int) -> list[Column]:

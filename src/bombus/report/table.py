@@ -191,7 +191,7 @@ def _long_head(column: Column) -> str:
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    | {"±": "$\\pm$", "†": "$\\dagger$", "<": "$<$", ">": "$>$"}
+    | {"ξ": "$\\xi$", "±": "$\\pm$", "†": "$\\dagger$", "<": "$<$", ">": "$>$"}
 )
 
 
@@ -200,10 +200,21 @@ def _escape(text: str) -> str:
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """For programs: all tables in one, full names, the spread in a column of its own."""
+    """For programs: all tables in one, full names, each spread in a column of its own.
+
+    "std" is the mean's standard deviation over seeds; half of the 95 % interval of NAME, where the
+    table gives that, is "NAME ±95 %".
+    """
     names = list(dict.fromkeys(c.name for table in tables for c in table.columns))
     file = io.StringIO()
-    fields = ["table", "method", "label", "kind", "section", "seeds", *names, "std"]
+    halves = dict.fromkeys(
+        _half(column)
+        for table in tables
+        for row in table.rows
+        for cell, column in zip(row.cells, table.columns, strict=True)
+        if table.intervals and cell.spread is not None
+    )
+    fields = ["table", "method", "label", "kind", "section", "seeds", *names, "std", *halves]
     writer = csv.DictWriter(file, fields, lineterminator="\n")
     writer.writeheader()
     for table in tables:
@@ -213,7 +224,12 @@ def to_csv(tables: Sequence[Table]) -> str:
             line |= {"section": row.section, "seeds": row.seeds or ""}
             for cell, column in zip(row.cells, table.columns, strict=True):
                 line[column.name] = format_value(cell.value, column)
-                if cell.spread is not None and column.kind == "mean":
-                    line["std"] = f"{cell.spread:.{(column.digits or 0) + 1}f}"
+                if cell.spread is not None and (table.intervals or column.kind == "mean"):
+                    name = _half(column) if table.intervals else "std"
+                    line[name] = f"{cell.spread:.{(column.digits or 0) + 1}f}"
             writer.writerow(line)
     return file.getvalue()
+
+
+def _half(column: Column) -> str:
+    return f"{column.name} ±95 %"

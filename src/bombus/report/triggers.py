@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-# A shift that was noticed; runs of earlier versions tell of the replay it set off alone.
-ALARMS = ("shift", "replay")
 NEAR = 10  # batches after a border in which an alarm counts as having found it
 
 
@@ -41,11 +39,20 @@ def batches_with(records: Sequence[dict[str, Any]], events: Sequence[str]) -> li
     ]
 
 
+def alarms_in(records: Sequence[dict[str, Any]]) -> list[int]:
+    """Where a shift was noticed. Earlier versions told of the replay alone, with its z."""
+    return [
+        i
+        for i, r in enumerate(records)
+        if any(e["event"] == "shift" or (e["event"] == "replay" and "z" in e) for e in r["events"])
+    ]
+
+
 def judge_alarms(records: Sequence[dict[str, Any]]) -> Judged:
     """Batches whose domain is another than the one before are borders."""
     names = [tuple(record["domains"]) for record in records]
     borders = [i for i, (a, b) in enumerate(pairwise(names), start=1) if a != b]
-    return judge(borders, batches_with(records, ALARMS))
+    return judge(borders, alarms_in(records))
 
 
 def judge(borders: Sequence[int], alarms: Sequence[int]) -> Judged:
