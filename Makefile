@@ -30,7 +30,7 @@ types: .venv
 	$(BIN)/mypy
 
 unit: .venv
-	$(THREADS) $(BIN)/pytest -n $(WORKERS)
+	$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 clean:
 	rm -rf .venv demo-report .pytest_cache .mypy_cache .ruff_cache
