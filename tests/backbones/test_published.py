@@ -370,7 +370,9 @@ def test_list_and_doctor_say_what_is_here(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     main(["list", "weights", "--json"])
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == list(PUBLISHED) == [line.split()[0] for line in lines]
+    assert [row["name"] for row in rows] == list(PUBLISHED)
+    heads = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert heads == ["name", *PUBLISHED]
     assert [row["file"].startswith("here: ") for row in rows] == [
         name == "robustbench:Standard" for name in PUBLISHED
     ]

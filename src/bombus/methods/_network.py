@@ -67,9 +67,9 @@ def try_out(network: nn.Module, x: Tensor) -> None:
     name, two = type(network).__name__, x[:2].clone()
     devices = [x.device] if x.is_cuda else []
     generators, statistics = torch.random.fork_rng(devices), source_statistics(network)
-    with torch.enable_grad(), generators, statistics, uncounted():
+    with torch.no_grad(), generators, statistics, uncounted():
         try:
-            logits = network(two)
+            network(two)
         except (BombusError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
@@ -82,17 +82,6 @@ def try_out(network: nn.Module, x: Tensor) -> None:
         raise ConfigError(
             f"{name} changes its input in place, which would change your images, and again in "
             "every pass; write x = (x - mean) / std where it has x.sub_(mean).div_(std)."
-        )
-    if logits.shape[1] < 2:
-        raise ConfigError(
-            f"{name} answers with one number an image, expected a logit for each of two or more "
-            "classes; for a yes-or-no network give torch.cat([-z, z], 1) / 2."
-        )
-    trained = any(p.requires_grad for p in network.parameters())
-    if trained and not logits.requires_grad:
-        raise ConfigError(
-            f"No gradient reaches the parameters of {name}, so that it cannot be adapted; take "
-            "torch.no_grad, inference_mode or detach out of its forward."
         )
 
 

@@ -208,7 +208,6 @@ class Adapter(ABC):
         gated = gate.check(x, self.input, like=self._parameter())
         with self._lock, uncached_autocast(), torch.inference_mode(False):
             clean = gate.clean(x, gated)
-            self._try_out(clean)
             logits = self.answer(clean) if len(clean) else None
         return self._scatter(logits, gated, x)
 
