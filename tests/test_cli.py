@@ -240,6 +240,18 @@ def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(any(line.startswith(row["name"]) for line in lines) for row in rows)
 
 
+def test_lists_for_machines_keep_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "methods", "--json"])
+    keys = ["name", "source access", "predicts", "title", "settings"]
+    assert all(list(row) == keys for row in json.loads(capsys.readouterr().out))
+    main(["list", "benchmarks", "--json"])
+    own = {row["name"]: row for row in json.loads(capsys.readouterr().out)}["folder"]
+    assert own["classes"] is None
+    assert own["backbone"] is None
+    main(["list", "benchmarks"])
+    assert "\nfolder              any      any " in capsys.readouterr().out
+
+
 def test_a_method_explains_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     """Every method; an override keeps the text of the setting it overrides."""
     for name, method in known_methods().items():

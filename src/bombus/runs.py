@@ -125,12 +125,11 @@ class Run:
         before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
-            self._code = [versions()["code"]]
-            asked = {**self._asked, CODE: self._code}
-            checkpoint.write_json(out / SETTINGS, checkpoint.finite(asked))
+            codes = [versions()["code"]]
+            checkpoint.write_json(out / SETTINGS, {**self._asked, CODE: codes})
             log.write_bytes(b"")
         else:
-            changed = self._changed_code(out / SETTINGS, len(records))
+            codes, changed = _sign(out / SETTINGS, len(records))
             if changed is not None and tell is not None:
                 tell(changed)
         meter = _meter(records)
@@ -164,7 +163,7 @@ class Run:
                 self._save(adapter, file, saved)
             file.flush()
             os.fsync(file.fileno())
-        result: dict[str, Any] = checkpoint.finite(self._result(adapter, meter, records))
+        result: dict[str, Any] = checkpoint.finite(self._result(adapter, meter, records, codes))
         checkpoint.write_json(out / "run.json", result)
         if not keep_adapter:
             _remove(saved)
@@ -175,8 +174,9 @@ class Run:
         """What a run must share with the one it goes on with."""
         files = file_digests(self.settings.weights, self.settings.source)
         # What was not asked for too: another version may choose otherwise.
-        config = json.loads(json.dumps(asdict(self.config)))
-        return self.settings.to_dict() | {CONFIG: config} | ({FILES: files} if files else {})
+        asked = self.settings.to_dict() | {CONFIG: asdict(self.config)}
+        # As JSON has it, to be compared with what was read.
+        return dict(checkpoint.finite(asked | ({FILES: files} if files else {})))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -194,20 +194,6 @@ class Run:
                 x=torch.cat(parts)[:IMAGES].to(self.device),
                 on_purpose=why_unusual(self.settings, self.weights),
             )
-
-    def _changed_code(self, settings: Path, done: int) -> Finding | None:
-        """Remember who goes on with the run; a finding if that is other code than before."""
-        stored, now = _read_json(settings), versions()["code"]
-        self._code = [*stored.get(CODE, ["?"])]
-        if self._code[-1] == now:
-            return None
-        self._code.append(now)
-        checkpoint.write_json(settings, {**stored, CODE: self._code})
-        return Finding(
-            "warn",
-            f"The first {done} batches were run by other code ({self._code[-2]}, now {now}), so "
-            "that the result is of neither alone; for a clean one start anew in another --out.",
-        )
 
     def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
         """The finished result in the folder, if any; a folder that is not ours is refused."""
@@ -292,13 +278,14 @@ class Run:
         os.fsync(log.fileno())
         adapter.save(folder, log_bytes=log.tell())
 
-    def _mixed(self) -> list[str]:
-        codes = ", then ".join(self._code)
-        return [f"run by code {codes}: resumed after a change"] if len(self._code) > 1 else []
-
     def _result(
-        self, adapter: Adapter, meter: ErrorMeter, records: list[dict[str, Any]]
+        self,
+        adapter: Adapter,
+        meter: ErrorMeter,
+        records: list[dict[str, Any]],
+        codes: Sequence[str],
     ) -> dict[str, Any]:
+        mixed = f"run by code {', then '.join(codes)}: resumed after a change"
         events = [{"batch": r["batch"], **event} for r in records for event in r["events"]]
         return {
             "method": self.settings.method,
@@ -322,7 +309,7 @@ class Run:
             "data": self.images.describe(),
             "weights_sha256": self.weights.sha256,
             "weights": [p.name for p in self.settings.weights],
-            "notes": [*self.weights.notes, *self._mixed()],
+            "notes": [*self.weights.notes, *([mixed] if len(codes) > 1 else [])],
             "preflight": [finding.text for finding in self.findings],
             "input": adapter.input.to_dict(),
             "source_access": "none" if adapter.source_bytes is None else adapter.needs,
@@ -342,6 +329,20 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} is not the file that a run wrote; start the run anew in another folder."
         ) from None
     return value
+
+
+def _sign(settings: Path, done: int) -> tuple[list[str], Finding | None]:
+    """Remember who goes on with a run; a finding if that is other code than before."""
+    stored, now = _read_json(settings), versions()["code"]
+    codes = [*stored.get(CODE, ["?"])]
+    if codes[-1] == now:
+        return codes, None
+    checkpoint.write_json(settings, {**stored, CODE: [*codes, now]})
+    return [*codes, now], Finding(
+        "warn",
+        f"The first {done} batches were run by other code ({codes[-1]}, now {now}), so that the "
+        "result is of neither alone; for a clean one start anew in another --out.",
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -57,7 +57,7 @@ def _methods() -> list[dict[str, Any]]:
 def _method(method: type[Adapter]) -> dict[str, Any]:
     return {
         "name": method.name,
-        "source data": method.needs + (" or none" if method.source_optional else ""),
+        "source access": method.needs + (" or none" if method.source_optional else ""),
         "predicts": method.predicts,
         "title": _title(method) + (" Transformers only." if method.transformers_only else ""),
         "settings": {f.name: str(f.default) for f in fields(method.Config)},
@@ -81,7 +81,7 @@ def _show_method(what: str, name: str, as_json: bool) -> None:
         print(json.dumps({**row, "meaning": docs, "published": published}, indent=1, default=str))
         return
     print(_wrapped(row["title"]))
-    print(f"Source data: {row['source data']}. Predicts {row['predicts']}.\n\nSettings (--set):")
+    print(f"Source data: {row['source access']}. Predicts {row['predicts']}.\n\nSettings (--set):")
     for setting, default in row["settings"].items():
         print(f"  {setting}={default}")
         if setting in docs:
@@ -97,8 +97,8 @@ def _benchmarks() -> list[dict[str, Any]]:
     return [
         {
             "name": b.name,
-            "classes": b.classes or "as its folders",
-            "backbone": b.backbone or "any",
+            "classes": b.classes,
+            "backbone": b.backbone,
             "batch size": b.batch_size,
             "title": b.title,
         }
@@ -188,7 +188,7 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     below = "file"  # too long for a column
     columns = [n for n, value in rows[0].items() if n != below and not isinstance(value, dict)]
-    cells = [[str(row[name]) for name in columns] for row in rows]
+    cells = [["any" if row[n] is None else str(row[n]) for n in columns] for row in rows]
     heads = [name if name != "title" else "what it is" for name in columns]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for row, line in zip(({}, *rows), (heads, *cells), strict=True):

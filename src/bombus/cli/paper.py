@@ -79,7 +79,8 @@ def paper(
     from bombus.fields import Count, Seed, check
     from bombus.methods import find_method
     from bombus.paper import Place, find_experiment
-    from bombus.paper.run import made_by_this_code, run_cells
+    from bombus.paper.run import run_cells
+    from bombus.provenance import versions
 
     check("--seeds", seeds, Count)
     check("--first-seed", first_seed, Seed)
@@ -134,6 +135,7 @@ def paper(
     paths = experiment.show(finished, folder)
     say((folder / "table.txt").read_text())
     say(f"The paper: {experiment.CLAIM}")
-    if other := [p.name for f in finished for p in f.folders if not made_by_this_code(p)]:
+    code = versions()["code"]
+    if other := [r.path.parent.name for f in finished for r in f.runs if r.code != code]:
         say(f"Run by other code than this: {', '.join(other)}; delete those folders to run anew.")
     say(f"Written to {folder}: {', '.join(p.name for p in paths)}; the runs are in {shelf}.")

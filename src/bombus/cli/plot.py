@@ -18,7 +18,8 @@ def plot(
     """Draw runs over the stream, as a vector picture (.svg) and as pixels (.png).
 
     loss: one run of a method with a consistency loss (bee): the loss and its levels batch by
-    batch, with a red circle wherever the method noticed a shift.
+    batch, with a red circle wherever the method replayed its anchors or, where it never does,
+    noticed a shift.
 
     stream: the error of several runs over the same stream, a line a method.
 

@@ -42,8 +42,7 @@ def cells(place: Place) -> list[Cell]:
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
     replays = (
-        f"{f.cell.name} {len(batches_with(read_batches(f.folders[0]), ['replay']))}"
-        for f in finished
+        f"{f.cell.name} {len(batches_with(read_batches(f.folders[0]), 'replay'))}" for f in finished
     )
     note = "replays a run: " + ", ".join(replays) + "."
     return write_variants(TITLE, CLAIM, finished, out, [note])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bombus.data.benchmarks import find_benchmark
 from bombus.methods import find_method
 from bombus.paper import Cell, Finished, as_text
-from bombus.provenance import file_digests, versions
+from bombus.provenance import file_digests
 from bombus.report.records import RESULT, read_run
 from bombus.settings import RunSettings, make_config
 
@@ -120,12 +120,6 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
 
 def _digest(asked: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def made_by_this_code(folder: Path) -> bool:
-    """Whether a finished run is of the code that would run it now."""
-    made = json.loads((folder / "run.json").read_bytes()).get("versions", {})
-    return bool(made.get("code") == versions()["code"])
 
 
 def _finished(cell: Cell, seeds: Sequence[int], runs: Path) -> Finished:

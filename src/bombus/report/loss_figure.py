@@ -22,7 +22,7 @@ from bombus.report.figures import (
     save_pictures,
 )
 from bombus.report.records import RESULT, read_batches, result_file
-from bombus.report.triggers import batches_with
+from bombus.report.triggers import marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,10 +57,8 @@ def loss_figure(run: Path, out: Path) -> list[Path]:
         )
     levels = {number: signal_of(records, f"{TOTAL}_{number}") for number in levels_of(records)}
     z = signal_of(records, "z")
-    # With replay a circle is a replay, at whatever rhythm; without, a shift that was noticed.
-    marked = batches_with(records, ["replay"])
-    alarm = "replay" if marked else "shift noticed"
-    at = np.array(marked or batches_with(records, ["shift"]), dtype=np.intp)
+    marked, alarm = marks(records)
+    at = np.array(marked, dtype=np.intp)
     stretches = find_stretches(records)
     visits = [stretch.visit for stretch in stretches]
     x = np.concatenate([stretch.x for stretch in stretches])

@@ -17,7 +17,7 @@ from bombus.report.markup import Html, tag
 from bombus.report.page_figures import figure, has_log
 from bombus.report.page_table import scrolling
 from bombus.report.records import RunResult, read_batches
-from bombus.report.triggers import batches_with, judge_alarms
+from bombus.report.triggers import judge_alarms, marks
 
 PERPLEXITY = re.compile(r"(teacher|student)_perplexity_(\d+)")
 Lines = list[tuple[str, str, Values]]  # style, label, one value a batch
@@ -50,12 +50,10 @@ class _Seen:
 
 def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Html]:
     stretches = find_stretches(records)
-    replays = batches_with(records, ["replay"])
     seen = _Seen(
         tuple(stretch.visit for stretch in stretches),
         np.concatenate([stretch.x for stretch in stretches]),
-        replays or batches_with(records, ["shift"]),
-        "replay" if replays else "shift noticed",
+        *marks(records),
     )
     lines: Lines = [("ink d0", "consistency loss", signal_of(records, TOTAL))]
     for i, level in enumerate(levels_of(records)):
@@ -64,8 +62,7 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     caption = f"Consistency loss over {judged.borders} borders between domains. "
     caption += f"{judged}. ".capitalize() if judged.alarms else "None of them was noticed. "
     if seen.alarms:
-        circle = "a replay of anchors" if replays else "a shift that was noticed"
-        caption += f"A circle is {circle}."
+        caption += f"A circle is a {seen.alarm}."
     parts = [_panel(f"{id}-loss", seen, "Consistency loss", "loss", lines, caption, named=True)]
     z = signal_of(records, "z")
     if not np.isnan(z).all():

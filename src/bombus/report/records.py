@@ -64,6 +64,7 @@ class RunResult:
     batches_to_adapt: float | None = None
     not_finite: int = 0  # answers; one is enough, and neither of the first two is known
     collapsed: bool = False
+    code: str | None = None  # hash of the source files that ran it; early runs do not say
 
 
 def read_run(path: Path) -> RunResult:
@@ -97,6 +98,7 @@ def read_run(path: Path) -> RunResult:
             device=str(stored["device"]),
             collapsed=bool(stored.get("collapsed")),
             not_finite=int(stored.get("not_finite") or 0),
+            code=stored.get("versions", {}).get("code"),
             **{name: _optional(stored.get(name)) for name in QUALITY},
         )
     except KeyError as error:

@@ -32,11 +32,19 @@ class Judged:
         )
 
 
-def batches_with(records: Sequence[dict[str, Any]], events: Sequence[str]) -> list[int]:
-    """Where one of these events happened, counted in records."""
-    return [
-        i for i, r in enumerate(records) if any(e["event"] in events for e in r.get("events", ()))
-    ]
+def marks(records: Sequence[dict[str, Any]]) -> tuple[list[int], str]:
+    """The batches that a picture circles, counted in records, and what one is called.
+
+    With replay they are the replays, at whatever rhythm; without, the shifts that were noticed.
+    """
+    if replays := batches_with(records, "replay"):
+        return replays, "replay"
+    return batches_with(records, "shift"), "shift noticed"
+
+
+def batches_with(records: Sequence[dict[str, Any]], event: str) -> list[int]:
+    """Where this event happened, counted in records."""
+    return [i for i, r in enumerate(records) if any(e["event"] == event for e in r["events"])]
 
 
 def alarms_in(records: Sequence[dict[str, Any]]) -> list[int]:
