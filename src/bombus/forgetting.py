@@ -26,7 +26,7 @@ def clean_batches(
     benchmark: str, folder: Path, batch_size: int, classes: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Up to 5,000 labelled clean test images, drawn once and for all."""
-    if benchmark == "demo":
+    if benchmark in ("demo", "demo-vit"):
         if folder != EMBEDDED:
             raise DataError("The demo's clean images are embedded; say --clean embedded.")
         return _embedded(batch_size)

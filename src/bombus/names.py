@@ -6,7 +6,7 @@ from typing import Literal
 
 Precision = Literal["fp32", "tf32", "bf16"]
 BenchmarkName = Literal[
-    "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized", "folder"
+    "demo", "demo-vit", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized", "folder"
 ]
 ExperimentName = Literal[
     "imagenet",

@@ -17,7 +17,7 @@ def warmup(
     data: Path,
     out: Path,
     benchmark: Literal[
-        "demo", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized"
+        "demo", "demo-vit", "cifar10-c", "cifar100-c", "imagenet-c", "imagenet-c-resized"
     ] = "cifar10-c",
     backbone: str | None = None,
     weights: tuple[Path, ...] = (),

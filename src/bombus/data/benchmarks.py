@@ -112,6 +112,17 @@ BENCHMARKS = {
             source="cifar10",
         ),
         Benchmark(
+            name="demo-vit",
+            title="the demo's images, and a small vision transformer",
+            classes=10,
+            batch_size=100,
+            backbone="vit-demo",
+            open=_demo,
+            weights=(_EMBEDDED / "vit-demo.safetensors",),
+            source="cifar10",
+            like="cifar10-c",
+        ),
+        Benchmark(
             name="cifar10-c",
             title="CIFAR10-C, 10,000 images a domain",
             classes=10,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from bombus.errors import UnknownNameError
 from bombus.fields import Count, check_fields
@@ -31,6 +31,7 @@ class Place:
     """Where an experiment is run: on the embedded images, or on a real benchmark."""
 
     full: bool = False
+    embedded: Literal["demo", "demo-vit"] = "demo"  # where it is not full
     benchmark: str | None = None  # None: the experiment's own
     backbone: str | None = None
     weights: tuple[Path, ...] = ()
@@ -48,13 +49,13 @@ class Place:
         check_fields(self)
 
     def settings(self, method: str, benchmark: str, **chosen: Any) -> RunSettings:
-        """A cell's settings: `benchmark` in full, the embedded images otherwise.
+        """A cell's settings: `benchmark` in full, the embedded one otherwise.
 
         What a cell chooses is what sets it apart, so it goes before the user's own choice.
         """
         return RunSettings(
             method=method,
-            benchmark=(self.benchmark or benchmark) if self.full else "demo",
+            benchmark=(self.benchmark or benchmark) if self.full else self.embedded,
             backbone=self.backbone,
             weights=self.weights,
             data=self.data,
