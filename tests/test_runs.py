@@ -28,7 +28,8 @@ from bombus.methods.bee import Bee
 from bombus.paper import Cell
 from bombus.paper.run import folder_of
 from bombus.provenance import code_sha256, command_line, file_digests, versions
-from bombus.runs import FILES, Run
+from bombus.run_folder import FILES
+from bombus.runs import Run
 from bombus.settings import RunSettings, make_config, parse_setting
 from tiny import make_tiny, noise_batches
 
@@ -332,7 +333,7 @@ def test_a_run_of_two_codes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         Run(SMALL).execute(tmp_path / "two", watch=stop, checkpoint_every=2)
     now = versions()["code"]
-    monkeypatch.setattr("bombus.runs.versions", lambda: {**versions(), "code": "other"})
+    monkeypatch.setattr("bombus.run_folder.versions", lambda: {**versions(), "code": "other"})
     told: list[Any] = []
     result = Run(SMALL).execute(tmp_path / "two", resume=True, tell=told.append)
     assert result["notes"] == [*said, f"run by code {now}, then other: resumed after a change"]

@@ -25,12 +25,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from bombus import checkpoint
+from bombus import checkpoint, run_folder
 from bombus.data.benchmarks import find_benchmark
 from bombus.data.images import ImageSet
 from bombus.data.stream import Piece
 from bombus.data.streams import find_stream, take_options
-from bombus.errors import CheckpointError, ConfigError
 from bombus.fields import Count, check
 from bombus.finding import Finding
 from bombus.forgetting import clean_batches, clean_error
@@ -44,11 +43,6 @@ from bombus.online import adapt_online, autocast
 from bombus.preflight import IMAGES, examine
 from bombus.provenance import command_line, device_name, file_digests, versions
 from bombus.settings import RunSettings, make_config, pick_device
-
-SETTINGS = "settings.json"
-CONFIG = "config"
-CODE = "code"  # in it: who ran which part, not what was asked for
-FILES = "files"  # in it: what tells files of the same name apart
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Run:
     ) -> dict[str, Any]:
         """Stream everything, or what is left of it, and return the result."""
         check("checkpoint_every", checkpoint_every, Count)
-        finished = self._find_finished(out, resume)
+        finished = run_folder.find_finished(out, self._asked, resume)
         if finished is not None:
             return finished
         out.mkdir(parents=True, exist_ok=True)  # before a long preparation, not after it
@@ -125,11 +119,10 @@ class Run:
         before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
-            codes = [versions()["code"]]
-            checkpoint.write_json(out / SETTINGS, {**self._asked, CODE: codes})
+            codes = run_folder.begin(out, self._asked)
             log.write_bytes(b"")
         else:
-            codes, changed = _sign(out / SETTINGS, len(records))
+            codes, changed = run_folder.go_on(out, len(records))
             if changed is not None and tell is not None:
                 tell(changed)
         meter = _meter(records)
@@ -166,7 +159,7 @@ class Run:
         result: dict[str, Any] = checkpoint.finite(self._result(adapter, meter, records, codes))
         checkpoint.write_json(out / "run.json", result)
         if not keep_adapter:
-            _remove(saved)
+            run_folder.remove(saved)
         return result
 
     @cached_property
@@ -174,9 +167,9 @@ class Run:
         """What a run must share with the one it goes on with."""
         files = file_digests(self.settings.weights, self.settings.source)
         # What was not asked for too: another version may choose otherwise.
-        asked = self.settings.to_dict() | {CONFIG: asdict(self.config)}
+        asked = self.settings.to_dict() | {run_folder.CONFIG: asdict(self.config)}
         # As JSON has it, to be compared with what was read.
-        return dict(checkpoint.finite(asked | ({FILES: files} if files else {})))
+        return dict(checkpoint.finite(asked | ({run_folder.FILES: files} if files else {})))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -195,54 +188,10 @@ class Run:
                 on_purpose=why_unusual(self.settings, self.weights),
             )
 
-    def _find_finished(self, out: Path, resume: bool) -> dict[str, Any] | None:
-        """The finished result in the folder, if any; a folder that is not ours is refused."""
-        asked = self._asked
-        if (out / SETTINGS).exists():
-            if not resume:
-                raise ConfigError(
-                    f"{out} already holds a run; add --resume to go on with it, or choose "
-                    "another --out."
-                )
-            before = {k: v for k, v in _read_json(out / SETTINGS).items() if k != CODE}
-            # An earlier version went by names of files and by what was asked for alone.
-            asked = {k: v for k, v in asked.items() if k in before or k not in (CONFIG, FILES)}
-            if CONFIG in before:
-                # All of the method's settings, however many of them were asked for.
-                asked, before = (
-                    {**one, **one[CONFIG], "set": {}, CONFIG: {}} for one in (asked, before)
-                )
-            differing = sorted(k for k in {*asked, *before} if asked.get(k) != before.get(k))
-            if differing:
-                raise ConfigError(
-                    f"{out} holds a run with another {', '.join(differing)} "
-                    f"({before.get(differing[0])!r}, now {asked.get(differing[0])!r}); resume it "
-                    "with the same settings, or choose another --out."
-                )
-            if (out / "run.json").exists():
-                return _read_json(out / "run.json")
-        elif out.exists() and not all(checkpoint.is_temporary(path) for path in out.iterdir()):
-            raise ConfigError(f"{out} is not empty and holds no run; choose another --out.")
-        return None
-
     def _restore(self, log: Path, saved: Path) -> tuple[Adapter, list[dict[str, Any]]]:
         if not (saved / checkpoint.MANIFEST).exists():
             return self._adapter(), []
-        length = checkpoint.load_meta(saved)["log_bytes"]
-        found = log.stat().st_size if log.exists() else 0
-        if found < length:
-            raise CheckpointError(
-                f"{log} is shorter than its checkpoint says ({found} of {length} bytes); start the "
-                "run anew in another folder."
-            )
-        os.truncate(log, length)
-        try:
-            records = [json.loads(line) for line in log.read_bytes().splitlines()]
-        except ValueError:
-            raise CheckpointError(
-                f"{log} holds lines that are no records; start the run anew in another folder."
-            ) from None
-        return self.method.load(saved, self.model), records
+        return self.method.load(saved, self.model), run_folder.cut_back(log, saved)
 
     def _adapter(self) -> Adapter:
         class_names = getattr(self.images, "class_names", None)
@@ -321,30 +270,6 @@ class Run:
         }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError:
-        raise CheckpointError(
-            f"{path} is not the file that a run wrote; start the run anew in another folder."
-        ) from None
-    return value
-
-
-def _sign(settings: Path, done: int) -> tuple[list[str], Finding | None]:
-    """Remember who goes on with a run; a finding if that is other code than before."""
-    stored, now = _read_json(settings), versions()["code"]
-    codes = [*stored.get(CODE, ["?"])]
-    if codes[-1] == now:
-        return codes, None
-    checkpoint.write_json(settings, {**stored, CODE: [*codes, now]})
-    return [*codes, now], Finding(
-        "warn",
-        f"The first {done} batches were run by other code ({codes[-1]}, now {now}), so that the "
-        "result is of neither alone; for a clean one start anew in another --out.",
-    )
-
-
 def _mean(values: Sequence[float]) -> float:
     return round(statistics.fmean(values), 3) if values else 0.0
 
@@ -364,10 +289,3 @@ def _meter(records: list[dict[str, Any]]) -> ErrorMeter:
     for record in records:
         meter.add(_counts(record))
     return meter
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()

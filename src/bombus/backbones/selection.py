@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bombus.backbones.blocks import block_parameters, find_blocks, is_stage, members_of
+from bombus.backbones.blocks import block_parameters, find_blocks, members_of
 from bombus.backbones.prototypes import class_prototypes
+from bombus.backbones.stages import is_stage
 from bombus.errors import ConfigError
 from bombus.losses.entropy import softmax_entropy
 from bombus.methods._norm import batch_norms, use_batch_statistics

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bombus.backbones.blocks import Backbone, thirds
+from bombus.backbones.blocks import Backbone
 from bombus.backbones.input import HALF, Input
+from bombus.backbones.stages import thirds
 from bombus.errors import ConfigError, InputError
 
 EPS = 1e-6
