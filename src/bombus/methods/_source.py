@@ -15,6 +15,7 @@ from torch import Tensor
 from bombus import gate
 from bombus.backbones.input import Input
 from bombus.errors import DataError, InputError
+from bombus.transfer import send
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
@@ -88,13 +89,13 @@ def image_batches(source: Source, device: torch.device) -> Iterator[Tensor]:
     for batch in source:
         images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
         if len(images):
-            yield images.to(device)
+            yield send(images, device)
 
 
 def labelled_batches(source: Source, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     for images, labels in source:
         if len(images):
-            yield images.to(device), labels.to(device)
+            yield send(images, device), send(labels, device)
 
 
 def _has_length(source: Source) -> bool:

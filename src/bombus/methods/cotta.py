@@ -40,6 +40,7 @@ from bombus.methods._norm import use_batch_statistics
 from bombus.methods._optim import OptimizerName, descend, make_optimizer, train_all
 from bombus.methods._teacher import Teacher
 from bombus.methods.base import Adapter, BaseConfig
+from bombus.transfer import send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ def restore_some(
     sizes = [p.numel() for p in parameters]
     chosen = chosen_positions(sum(sizes), chance, generator)
     mask = torch.zeros(sum(sizes), dtype=torch.bool, device=parameters[0].device)
-    mask[chosen.to(mask.device)] = True
+    mask[send(chosen, mask.device)] = True
     with torch.no_grad():
         for p, source, here in zip(parameters, sources, torch.split(mask, sizes), strict=True):
             p.copy_(torch.where(here.view(p.shape), source, p))

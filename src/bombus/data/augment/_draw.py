@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bombus.errors import InputError
+from bombus.transfer import send
 
 Range = tuple[float, float]
 
@@ -28,9 +29,9 @@ def count(x: Tensor, per_sample: bool) -> int:
 def uniform(bounds: Range, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
     low, high = bounds
     u = torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float32)
-    return (low + (high - low) * u).to(like)  # (n, 1, 1, 1)
+    return send(low + (high - low) * u, like.device).to(like.dtype)  # (n, 1, 1, 1)
 
 
 def coin(p: float, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
     u = torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float32)
-    return (u < p).to(like.device)  # (n, 1, 1, 1)
+    return send(u < p, like.device)  # (n, 1, 1, 1)

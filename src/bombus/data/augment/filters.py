@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from bombus.data.augment._draw import Range, count, uniform, working
 from bombus.errors import InputError
+from bombus.transfer import send
 
 
 def blur_inside(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
@@ -55,5 +56,6 @@ def gaussian_noise(x: Tensor, generator: torch.Generator, sigma: float | Range =
     """Add independent normal noise to every value and clip; a range draws sigma a sample."""
     out = working(x)
     width = uniform(sigma, len(x), generator, out) if isinstance(sigma, tuple) else sigma
-    noise = torch.randn(x.shape, generator=generator, dtype=torch.float32).to(out)
+    drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+    noise = send(drawn, out.device).to(out.dtype)
     return noise.mul_(width).add_(out).clamp_(0, 1).to(x.dtype)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from bombus.data.augment._draw import Range, coin, count, uniform, working
 from bombus.errors import InputError
+from bombus.transfer import send
 
 Padding = Literal["edge", "reflect", "zero"]
 _GRID_SAMPLE = {"edge": "border", "reflect": "reflection", "zero": "zeros"}
@@ -105,7 +106,8 @@ def random_crop(x: Tensor, generator: torch.Generator, pixels: int = 2) -> Tenso
             f"pixels={pixels} must be at least 0 and less than the side of the images, "
             f"which are {height} by {width}"
         )
-    shift = torch.randint(-pixels, pixels + 1, (2, len(x), 1), generator=generator).to(x.device)
+    drawn = torch.randint(-pixels, pixels + 1, (2, len(x), 1), generator=generator)
+    shift = send(drawn, x.device)
     rows = _reflect(torch.arange(height, device=x.device) + shift[0], height)  # (N, H)
     columns = _reflect(torch.arange(width, device=x.device) + shift[1], width)  # (N, W)
     out = x.gather(2, rows[:, None, :, None].expand(x.shape))
