@@ -179,7 +179,7 @@ class Run:
         while sum(map(len, parts)) < IMAGES and (batch := next(batches, None)) is not None:
             parts.append(batch.x[:IMAGES])
         with autocast(self.device, self.settings.precision):
-            return examine(
+            of_the_model = examine(
                 self.model,
                 self.method,
                 self.config,
@@ -187,6 +187,7 @@ class Run:
                 x=torch.cat(parts)[:IMAGES].to(self.device),
                 on_purpose=why_unusual(self.settings, self.weights),
             )
+        return [*self.stream.findings(self.images), *of_the_model]
 
     def _restore(self, log: Path, saved: Path) -> tuple[Adapter, list[dict[str, Any]]]:
         if not (saved / checkpoint.MANIFEST).exists():

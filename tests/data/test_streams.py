@@ -566,6 +566,25 @@ def test_every_stream_runs_on_the_demo(kind: str, method: str, tmp_path: Path) -
         assert not {"visits", "severities"} & set(result)
 
 
+def test_what_was_asked_for_in_vain_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["run", "source", "--domains", "brightness", "--device", "cpu", "--out"]
+    main([*call, str(tmp_path / "many"), "--samples", "2000", "--batch-size", "500"])
+    said = "2,000 images a domain were asked for, and brightness has 1,000; all of them come, once."
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert json.loads((tmp_path / "many" / "run.json").read_text())["preflight"] == [said]
+    few = ["--stream", "single", "--samples", "5", "--batch-size"]
+    main([*call, str(tmp_path / "window"), *few, "6"])
+    never = json.loads((tmp_path / "window" / "run.json").read_text())["preflight"]
+    assert never == [
+        "The stream has 5 images and a window of 6, so that the method never learns; choose a "
+        "--batch-size of at most 5."
+    ]
+    main([*call, str(tmp_path / "fits"), *few, "5"])
+    assert json.loads((tmp_path / "fits" / "run.json").read_text())["preflight"] == []
+
+
 def by_hand(records: list[dict[str, Any]]) -> float:
     wrong: Counter[str] = Counter()
     samples: Counter[str] = Counter()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bombus.data.orders import CLASSES, Numbers, by_class, permutation, random_of
 from bombus.errors import ConfigError
+from bombus.finding import Finding
 
 if TYPE_CHECKING:
     from bombus.data.batch import Batch
@@ -104,6 +105,17 @@ class Stream:
 
     def check(self, images: ImageSet) -> None:
         """Refuse images that this stream cannot be made of."""
+
+    def findings(self, images: ImageSet) -> Iterator[Finding]:
+        """What whoever asked for this stream of these images may not know."""
+        sizes = {domain: images.size(domain) for domain in self.domains}
+        domain = min(sizes, key=sizes.__getitem__)
+        if self.samples is not None and self.samples > sizes[domain]:
+            yield Finding(
+                "note",
+                f"{self.samples:,} images a domain were asked for, and {domain} has "
+                f"{sizes[domain]:,}; all of them come, once.",
+            )
 
     def batches(self, images: ImageSet, start: int = 0) -> Iterator[Batch]:
         """The batches from position `start` on."""

@@ -16,6 +16,7 @@ import numpy as np
 from bombus.data.orders import DOMAINS, MIX, Numbers, neighbour_shares, random_of, up_and_down
 from bombus.data.stream import Leg, Piece, Plan, Stream
 from bombus.errors import ConfigError, DataError, UnknownNameError
+from bombus.finding import Finding
 
 if TYPE_CHECKING:
     from bombus.data.batch import Batch
@@ -225,6 +226,16 @@ class Single(Stream):
             for (piece,) in super().plan(sizes, labels)
             for place in range(len(piece.index))
         ]
+
+    def findings(self, images: ImageSet) -> Iterator[Finding]:
+        yield from super().findings(images)
+        count = len(self.plan_for(images))
+        if count < self.batch_size:
+            yield Finding(
+                "warn",
+                f"The stream has {count} images and a window of {self.batch_size}, so that the "
+                f"method never learns; choose a --batch-size of at most {count}.",
+            )
 
     def batches(self, images: ImageSet, start: int = 0) -> Iterator[Batch]:
         import torch

@@ -16,9 +16,9 @@ CLAIM = "The loss spikes where the domain changes, and the trigger finds those s
 
 
 def cells(place: Place) -> list[Cell]:
-    # All embedded images: the trigger looks at 15 losses before it says anything, and of smaller
-    # batches they are too noisy.
-    place = place.small(samples=1000, batch_size=50)
+    # Most of the embedded images: the trigger looks at 15 losses before it says anything, and of
+    # smaller batches they are too noisy.
+    place = place.small(samples=800, batch_size=50)
     rule = {"trigger": "z-score", "threshold": 1.5, "window": 100, "window_minimum": 20}
     ours = place.settings("bee", "cifar10-c", replay="weighted")
     papers = place.settings("bee", "cifar10-c", replay="weighted", **rule)
