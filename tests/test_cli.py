@@ -53,7 +53,10 @@ def test_options_are_pinned() -> None:
             "device", "domains", "keep_adapter", "legacy_vida", "method", "out", "precision",
             "resume", "samples", "seed", "set", "severity", "source", "stream", "visits", "weights",
         ],
-        "compare": ["cost", "digits", "format", "intervals", "out", "published", "quality", "runs"],
+        "compare": [
+            *("cost", "digits", "format", "intervals", "means", "out", "published", "quality"),
+            "runs",
+        ],
         "report": ["out", "runs"],
         "list": ["json", "name", "what"],
         "plot": ["out", "runs", "what"],

@@ -176,6 +176,21 @@ def test_different_settings_are_kept_apart_and_named(tables_of):
     ]
 
 
+def test_a_setting_that_older_runs_do_not_know_sets_nobody_apart(tables_of):
+    """Unless it has two values among those who know it: then nobody can say which is theirs."""
+    old = [("bee", (1, 2, 3), {"seed": 1}), ("bee", (1, 2, 4), {"seed": 2})]
+    new = ("bee", (1, 2, 5), {"seed": 3, "config": {"loss": "a"}})
+    (table,) = tables_of(*old, new)
+    assert labels(table) == ["bee (3 seeds)"]
+
+
+def test_a_young_setting_with_two_values_does(tables_of):
+    old = ("bee", (1, 2, 3), {"seed": 1})
+    new = [("bee", (1, 2, 5), {"seed": s, "config": {"loss": v}}) for s, v in ((2, "a"), (3, "b"))]
+    (table,) = tables_of(old, *new)
+    assert labels(table) == ["bee (loss=null)", "bee (loss=a)", "bee (loss=b)"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -16,6 +16,7 @@ def compare(
     cost: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     quality: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     intervals: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    means: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     published: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = True,
@@ -36,6 +37,7 @@ def compare(
         cost: add milliseconds a batch, passes, peak memory and the source data a method needs.
         quality: add calibration error, log loss and how many batches a domain takes to adapt to.
         intervals: give the 95 % interval over seeds of every error, domains included.
+        means: one table for all: a column a benchmark, network or stream, its mean error.
         published: leave the published numbers out.
         digits: decimals of an error.
         out: write to this file instead of the terminal.
@@ -48,6 +50,7 @@ def compare(
     from bombus.methods import place
     from bombus.report import table
     from bombus.report.experiment import is_experiment, read_experiment
+    from bombus.report.means import means_table
     from bombus.report.records import find_runs, find_unfinished, read_run, write_file
 
     if not runs:
@@ -59,9 +62,19 @@ def compare(
     results = sorted(map(read_run, find_runs(others)), key=lambda run: place(run.method))
     for folder in find_unfinished(others):
         print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
-    tables = table.make_tables(
-        results, published=published, cost=cost, quality=quality, intervals=intervals, digits=digits
-    )
+    if means and (cost or quality):
+        raise ConfigError("--means has room for the means alone; leave out --cost and --quality.")
+    if means:
+        tables = [means_table(results, intervals=intervals, digits=digits)] if results else []
+    else:
+        tables = table.make_tables(
+            results,
+            published=published,
+            cost=cost,
+            quality=quality,
+            intervals=intervals,
+            digits=digits,
+        )
     tables += map(read_experiment, experiments)
     if format == "text":
         screen = out is None and sys.stdout.isatty()

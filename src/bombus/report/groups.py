@@ -57,8 +57,10 @@ def group_runs(runs: Sequence[RunResult]) -> list[Group]:
     """Seeds together, methods in the order in which they first come, their variants adjacent."""
     members: dict[str, list[RunResult]] = {}
     facts_of: dict[str, dict[str, Any]] = {}
+    young = {method: _young(runs, method) for method in {run.method for run in runs}}
     for run in runs:
-        facts = {**_facts(run), "repeat": 1}
+        known = {k: v for k, v in _facts(run).items() if k not in young[run.method]}
+        facts = {**known, "repeat": 1}
         while True:
             key = json.dumps([run.method, facts], sort_keys=True)
             twins = [r for r in members.setdefault(key, []) if r.seed == run.seed]
@@ -83,6 +85,22 @@ def group_runs(runs: Sequence[RunResult]) -> list[Group]:
                 parts = ["un-normalised input", *parts] if key in raw else parts
                 groups.append(Group(method, ", ".join(parts), tuple(members[key])))
     return groups
+
+
+def _young(runs: Sequence[RunResult], method: str) -> set[str]:
+    """Settings that some runs of the method do not know yet, and all that know them agree on.
+
+    They set nobody apart. Where those that know one differ, nobody can say which of them an older
+    run is like.
+    """
+    configs = [run.config for run in runs if run.method == method]
+    names = {name for config in configs for name in config}
+    return {
+        name
+        for name in names
+        if any(name not in config for config in configs)
+        and len({_text(config[name]) for config in configs if name in config}) == 1
+    }
 
 
 def _is_unnormalised(run: RunResult) -> bool:

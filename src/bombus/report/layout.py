@@ -206,10 +206,10 @@ def _row(
 ) -> Row:
     runs = group.runs
     by_domain = zip(*(run.domains for run in runs), strict=True)
-    cells = [_error_cell([d.error for d in same], intervals) for same in by_domain]
+    cells = [error_cell([d.error for d in same], intervals) for same in by_domain]
     if not intervals:
         cells = [replace(cell, spread=None) for cell in cells]  # of the mean alone
-    cells.append(_error_cell([run.mean_error for run in runs], intervals))
+    cells.append(error_cell([run.mean_error for run in runs], intervals))
     means = {line.short: Cell(line.mean, line.std) for line in printed}
     cells += [means.get(column.head, Cell()) for column in beside]
     facts = {**_costs(runs), **_qualities(runs)}
@@ -220,7 +220,7 @@ def _row(
     return Row(label, group.method, len(runs), tuple(cells), section=section)
 
 
-def _error_cell(errors: Sequence[float], intervals: bool) -> Cell:
+def error_cell(errors: Sequence[float], intervals: bool) -> Cell:
     several = len(errors) > 1
     spread = half_width(errors) if intervals else statistics.stdev(errors) if several else None
     return Cell(statistics.fmean(errors), spread)
@@ -287,9 +287,10 @@ def mark_best(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
         if column.kind in ("published", "cost"):
             marks.append([""] * len(rows))
             continue
-        shown = [float(format_value(row.cells[i].value, column)) for row in rows]
+        shown = [format_value(row.cells[i].value, column) for row in rows]
+        known = [float(text) for text in shown if text]
         # Two that are best leave no second, as at the Olympics and in the papers.
-        ranks = [1 + sum(other < value for other in shown) for value in shown]
+        ranks = [1 + sum(other < float(text) for other in known) if text else 0 for text in shown]
         marks.append(["best" if r == 1 else "second" if r == 2 else "" for r in ranks])
     return [
         replace(
