@@ -17,7 +17,8 @@
 #   replay   kinds of replay on the extra corruptions, three visits    4
 #   visits   the 15 domains three times over, with and without replay  12 (REPLAY=off: half)
 #   views    bee prepared without noise in its view                    3
-#   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   9
+#   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
+#            (REST=1: those that the first sitting left)                6
 #   blocks   which blocks may adapt                                    2
 #   memory   what a replay with 50 anchors leaves behind               0.2
 #   cifar-cnn, ablation, ...: an experiment of `bombus paper` (METHODS="tent roid": some of its
@@ -102,7 +103,7 @@ for part in "$@"; do
       ;;
     rivals)
       # The published rates belong to a network whose weights are of another size: docs/rivals.md.
-      DOMAINS=$MILD pairs "$SOURCE" rivals --samples 5000
+      DOMAINS=$MILD pairs "$SOURCE" rivals${REST:+-rest} --samples 5000
       ;;
     blocks)
       # shellcheck disable=SC2086
