@@ -410,6 +410,33 @@ def test_a_warm_up_serves_other_splits_and_levels(tmp_path: Path) -> None:
     assert "mcr_2" not in other.last.signals
 
 
+def test_a_warm_up_leaves_the_average_alone_or_the_student_beside_it(tmp_path: Path) -> None:
+    model, source, file = make_tiny("batchnorm"), noise_batches(3), tmp_path / "warm.safetensors"
+    average, both = (
+        Bee(model, Bee.Config(adapts="shallow", seed=45, warmup_leaves=kind), source=source)
+        for kind in ("average", "both")
+    )
+    for name, p in average.adapted.items():
+        assert torch.equal(p, average.teacher[name])
+        assert torch.equal(both.teacher[name], average.teacher[name])
+        assert not torch.equal(both.adapted[name], both.teacher[name])
+    for name, p in average.deep.parameters.items():  # exists once
+        assert torch.equal(both.deep.parameters[name], p)
+    save_warmup(both, file)
+    read = Bee(model, both.config, source=file)
+    assert tree_hash(read.state_dict()) == tree_hash(both.state_dict())
+    x = noise_batches(4)[3]
+    assert torch.equal(read(x), both(x))
+    # Where more adapts, the rest begins with the average; where less does, the average is shared.
+    wide = Bee(model, Bee.Config(adapts="all"), source=file)
+    narrow = Bee(model, Bee.Config(shallow=("block2",)), source=file)
+    fresh = Bee(model, both.config, source=file)
+    assert all(torch.equal(wide.adapted[n], p) for n, p in fresh.adapted.items())
+    assert all(torch.equal(wide.teacher[n], t) for n, t in fresh.teacher.items())
+    assert all(torch.equal(narrow.deep.parameters[n], t) for n, t in fresh.teacher.items())
+    assert BeePaper.Config().warmup_leaves == "both"
+
+
 def test_prepared_deep_blocks_are_saved_once_and_come_back(tmp_path: Path) -> None:
     model, batches = make_tiny("batchnorm"), noise_batches(8)
     bee = Bee(model, Bee.Config(adapts="shallow"), source=batches[:3])

@@ -139,6 +139,10 @@ class BeeConfig(BaseConfig):
     """What pulls the student's answers to the teacher's. Paper: RMT's, which is symmetric and makes
     both surer of themselves; ours: the teacher as a plain target, for networks that were trained to
     be unsure (smoothed labels, mixup)."""
+    warmup_leaves: Literal["average", "both"] = "average"
+    """What the stream begins with. Paper: RMT's warm-up, where the student keeps what it learnt and
+    the teacher its average of it: both. Ours: student and teacher begin with the average. Extras,
+    WRN-28-10, three rounds: the student's own 10.7, the average 9.8."""
     warmup_blocks: Literal["adapting", "all"] = "all"
     """Paper: the blocks that adapt. Ours: all blocks, whichever adapt. Extras, WRN-28-10, block1
     adapting: one round for block1 11.2, three rounds for all blocks 9.8."""
@@ -225,6 +229,7 @@ class BeePaperConfig(BeeConfig):
     window_minimum: Count = 20
     warmup_rounds: Count = 1
     warmup_view: ViewName = "none"
+    warmup_leaves: Literal["average", "both"] = "both"
     warmup_blocks: Literal["adapting", "all"] = "adapting"
     warmup_lr: NonNegative = 1e-3
     published: ClassVar = {

@@ -177,11 +177,12 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
         p.grad = None
     for level, c in bee.codebooks.student.items():
         bee.codebooks.student[level] = c.detach()
-    # Student and teacher go on from the teacher, whose average is the better network.
+    # What does not adapt exists once: the average, which is the better network.
+    averaged = trained if config.warmup_leaves == "average" else bee.deep.parameters
     with torch.no_grad():
-        for name, p in trained.items():
+        for name, p in averaged.items():
             p.copy_(bee.teacher[name])
-    bee.teacher = {name: p.detach().clone() for name, p in bee.adapted.items()}
+    bee.teacher = {name: bee.teacher[name] for name in bee.adapted}
     for p in bee.deep.parameters.values():
         p.requires_grad_(False)
     bee.deep.changed = bool(bee.deep.parameters)

@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 HEADER = "bombus.warmup"
 CODES = "student codes"
+WEIGHTS, TEACHER = "weights", "teacher weights"  # the second where it has values of its own
 # What an artefact must share with the adapter that reads it.
 STRUCTURE = ("last_descriptor", "tokens", "codes")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
 DECISIVE = (
     "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
     "sinkhorn_iterations", "feature_queue", "momentum", "views", "prediction_weight",
-    "warmup_images", "warmup_rounds", "warmup_view", "warmup_loss", "warmup_optimizer", "warmup_lr",
-    "warmup_code_lr", "seed",
+    "warmup_images", "warmup_rounds", "warmup_view", "warmup_loss", "warmup_leaves",
+    "warmup_optimizer", "warmup_lr", "warmup_code_lr", "seed",
 )  # fmt: skip
 
 
 def save_warmup(bee: Bee, path: Path) -> None:
-    books = bee.codebooks
+    books, two = bee.codebooks, bee.config.warmup_leaves == "both"
     tensors = {
-        **{f"weights/{name}": p.detach() for name, p in trained_parameters(bee).items()},
+        **{f"{WEIGHTS}/{name}": p.detach() for name, p in trained_parameters(bee).items()},
+        **({f"{TEACHER}/{n}": t for n, t in bee.teacher.items()} if two else {}),
         **{f"{CODES}/{level}": c for level, c in books.student.items()},
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
@@ -100,8 +102,11 @@ def load_warmup(bee: Bee, path: Path) -> None:
             f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
             "warmup_blocks, adapts and shallow."
         )
-    weights = {f"weights/{name}": p.shape for name, p in trained_parameters(bee).items()}
-    if {n: t.shape for n, t in tensors.items() if not _of_codes(n)} != weights:
+    shapes = {n: t.shape for n, t in tensors.items() if not _of_codes(n)}
+    trained = trained_parameters(bee)
+    weights = {f"{WEIGHTS}/{name}": p.shape for name, p in trained.items()}
+    teacher = {f"{TEACHER}/{name}": p.shape for name, p in trained.items()}
+    if not weights.items() <= shapes.items() <= (weights | teacher).items():
         raise _not_whole(path)
     bee.source_bytes = header["source_bytes"]
     _fill(bee, tensors)
@@ -120,15 +125,17 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
         "queue": books.queue,
     }
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            kind, _, key = name.partition("/")
-            value = tensor.to(device)
-            if kind == "weights":
-                trained[key].copy_(value)
-                if key in bee.teacher:
-                    bee.teacher[key].copy_(value)
-            else:
-                stores[kind][int(key)] = value
+        for name, p in trained.items():
+            own = tensors[f"{WEIGHTS}/{name}"]
+            average = tensors.get(f"{TEACHER}/{name}", own)
+            # What does not adapt exists once.
+            p.copy_(own if name in bee.teacher else average)
+            if name in bee.teacher:
+                bee.teacher[name].copy_(average)
+    for name, tensor in tensors.items():
+        kind, _, key = name.partition("/")
+        if kind in stores:
+            stores[kind][int(key)] = tensor.to(device)
     bee.deep.changed = bool(bee.deep.parameters)
 
 
