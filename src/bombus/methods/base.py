@@ -34,6 +34,7 @@ from bombus.fields import Seed, check_fields
 from bombus.methods import _state
 from bombus.methods._network import bare, own_copy, try_out, uncached_autocast
 from bombus.methods._norm import batch_norms
+from bombus.methods._optim import LONG_STRIDE, USUAL_STRIDE, stride
 from bombus.methods._source import gated_source
 
 Access = Literal["none", "statistics", "samples", "labels"]
@@ -129,6 +130,7 @@ class Adapter(ABC):
                 if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
                 self._prepare(source if self.needs != "none" else None)
+                self._look_at_the_stride()
                 self._early_events = self._events
                 self._fresh = _state.clone(self.state_dict())
             else:
@@ -297,6 +299,20 @@ class Adapter(ABC):
             images, reason = len(reading.rejected), reading.rejected[0]
             self.event("source images set aside", images=images, reason=reason)
         self.source_bytes = max(reading.bytes, self.source_bytes or 0)
+
+    def _look_at_the_stride(self) -> None:
+        """A rate made for other weights can ruin these in a few batches, and nothing shows it."""
+        optimizer: Any = getattr(self, "optimizer", None)
+        length = stride(self.model, optimizer)
+        if length > LONG_STRIDE:
+            lr = optimizer.param_groups[0]["lr"]
+            self.event(
+                "long steps",
+                stride=round(length, 1),
+                reason=f"at lr={lr:g} one step of Adam can move a layer's output by so many times "
+                "its spread, where published settings are made for 1 to 4; try "
+                f"lr={lr * USUAL_STRIDE / length:.0e}",
+            )
 
     def _try_out(self, x: Tensor) -> None:
         """Let the network refuse images of a new shape before any of them is remembered."""
