@@ -365,11 +365,15 @@ def test_warm_up_then_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     weights, warm = tmp_path / "wrn.safetensors", tmp_path / "warm.safetensors"
     save_weights(create("wrn-10-1", num_classes=10), weights)
     network = ["--benchmark", "demo", "--backbone", "wrn-10-1", "--weights", str(weights)]
-    make = ["warmup", *network, "--data", str(clean), "--batch-size", "20", "--out", str(warm)]
+    make = ["warmup", *network, "--data", str(clean), "--batch-size", "20"]
+    make += ["--set", "warmup_lr=3e-4", "--out", str(warm)]
     main(make)
     assert "already there" in fails(make, capsys)
     assert "no warm-up" in fails(["warmup", "tent", *make[1:-1], str(tmp_path / "w")], capsys)
     main(["run", "bee", *network, *SHORT, "--source", str(warm), "--out", str(tmp_path / "run")])
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert result["warmup"]["warmup_lr"] == 3e-4  # the file's
+    assert result["config"]["warmup_lr"] == 1e-4  # what the run would have chosen
     record = json.loads((tmp_path / "run" / "batches.jsonl").read_text().splitlines()[-1])
     assert not record["events"]  # not source-free
     assert record["signals"]["mcr"] > 0

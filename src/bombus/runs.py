@@ -34,6 +34,7 @@ from bombus.fields import Count, check
 from bombus.finding import Finding
 from bombus.forgetting import clean_batches, clean_error
 from bombus.methods import find_method
+from bombus.methods._warmup_file import settings_in
 from bombus.methods.base import Adapter
 from bombus.metrics.cost import peak_memory_mb, typical_ms
 from bombus.metrics.error import ErrorMeter, errors_by_part
@@ -200,6 +201,16 @@ class Run:
         with autocast(self.device, self.settings.precision):
             return self.method(self.model, self.config, source=source)
 
+    def _warmup(self) -> dict[str, Any] | None:
+        """What the warm-up file was made with, where one was read: not this run's settings."""
+        given = self.settings.source
+        if given is not None and not given.is_file():
+            return None
+        file = find_source(self.settings, self.stream.batch_size)
+        made = settings_in(file) if isinstance(file, Path) else None
+        # A list of all the names of a network's parameters says nothing here.
+        return made and {name: value for name, value in made.items() if name != "trained"}
+
     def _progress(self, record: dict[str, Any], meter: ErrorMeter, done: int) -> Progress:
         domain, total = self.plan_domains[done - 1], len(self.plan_domains)
         return Progress(record, meter, done, total, domain, self._ends_domain(done))
@@ -255,6 +266,7 @@ class Run:
             },
             "events": events,
             "config": asdict(self.config),
+            "warmup": self._warmup(),
             "stream": self.stream.to_dict(),
             "data": self.images.describe(),
             "weights_sha256": self.weights.sha256,

@@ -73,6 +73,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
     return facts, tensors, coded
 
 
+def settings_in(path: Path) -> dict[str, Any]:
+    """What a warm-up was made with, as its header has it."""
+    with safe_open(path, framework="pt") as reader:
+        made: dict[str, Any] = json.loads(reader.metadata()[HEADER])["config"]
+    return made
+
+
 def _not_whole(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is no whole warm-up file; make it again with `bombus warmup`.")
 
