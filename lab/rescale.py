@@ -1,6 +1,7 @@
 """The same WideResNet in other numbers, to see how far a learning rate belongs to them.
 
     python lab/rescale.py WEIGHTS... --convolutions 8 --norms 0.33 --backbone wrn-28-10 --out FILE
+    python lab/rescale.py WEIGHTS... --as-begun --norms 0.33 --backbone wrn-28-10 --out FILE
 
 BatchNorm divides by whatever the layer before it is multiplied with, and a rectifier lets a factor
 through: convolutions and BatchNorm's scales and shifts can be multiplied, and the statistics and
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 from copy import deepcopy
 from pathlib import Path
+from statistics import median
 
 import torch
 from safetensors.torch import save_file
@@ -44,18 +46,66 @@ def rescale(state: dict[str, Tensor], convolutions: float, norms: float) -> dict
     return result
 
 
+def as_begun(state: dict[str, Tensor], norms: float) -> dict[str, Tensor]:
+    """Every convolution of a block as spread as it is before training, normal(0, 2 / (9 out)).
+
+    What a block's second convolution gives is added to what the other blocks of its stage give, so
+    that these share a factor; the BatchNorm before it makes up for its own. The norms' parameters
+    are multiplied by about `norms`, the first of each block by just that.
+    """
+    begun = {
+        name: (2 / (value.shape[0] * value[0, 0].numel())) ** 0.5 / value.std().item()
+        for name, value in state.items()
+        if value.ndim == 4
+    }
+    stages = sorted({name.split(".")[0] for name in state if name.startswith("block")})
+    layers = {s: sorted({n.split(".")[2] for n in state if n.startswith(f"{s}.")}) for s in stages}
+    factors: dict[str, float] = {}
+    seen = 1.0  # by how much the sum that enters a block has grown
+    for stage in stages:
+        paths = [f"{stage}.layer.{number}" for number in layers[stage]]
+        grown = norms * median(begun[f"{path}.conv2.weight"] for path in paths)
+        if f"{paths[0]}.convShortcut.weight" not in state:  # what enters is added as it is
+            factors["conv1.weight"] = seen = grown
+        for path in paths:
+            first, second = begun[f"{path}.conv1.weight"], begun[f"{path}.conv2.weight"]
+            factors |= _norm(f"{path}.bn1", seen, norms)
+            factors[f"{path}.conv1.weight"] = first
+            factors |= _norm(f"{path}.bn2", norms * first, grown / second)
+            factors[f"{path}.conv2.weight"] = second
+            factors[f"{path}.convShortcut.weight"] = grown / norms
+            seen = grown
+    factors |= _norm("bn1", seen, norms)
+    factors["fc.weight"] = 1 / norms
+    return {name: value * factors.get(name, 1.0) for name, value in state.items()}
+
+
+def _norm(name: str, seen: float, own: float) -> dict[str, float]:
+    return {
+        f"{name}.running_mean": seen,
+        f"{name}.running_var": seen**2,
+        f"{name}.weight": own,
+        f"{name}.bias": own,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("weights", type=Path, nargs="+")
     parser.add_argument("--backbone", default="wrn-28-10")
     parser.add_argument("--convolutions", type=float, default=1.0)
     parser.add_argument("--norms", type=float, default=1.0)
+    parser.add_argument("--as-begun", action="store_true", help="each layer by its own factor")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     network = create(options.backbone, num_classes=10)
     load_weights(network, options.weights)
     before = deepcopy(network)
-    state = rescale(network.state_dict(), options.convolutions, options.norms)
+    state = network.state_dict()
+    if options.as_begun:
+        state = as_begun(state, options.norms)
+    else:
+        state = rescale(state, options.convolutions, options.norms)
     network.load_state_dict(state)
     x = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     for model in (before, network):
