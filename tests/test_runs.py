@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,6 +320,19 @@ def test_settings_are_read_by_their_type() -> None:
     assert parse_setting("no", bool, "x") is False
     with pytest.raises(ConfigError, match="expected a bool"):
         parse_setting("maybe", bool, "x")
+
+
+def test_a_warm_up_file_may_go_while_the_run_does(tmp_path: Path) -> None:
+    """What it was made with is read at the start: hours of work must not hang on it at the end."""
+    file = tmp_path / "warm.safetensors"
+    shutil.copy(Path(bombus.__file__).parent / "demo" / "bee-warmup.safetensors", file)
+    settings = replace(SMALL, method="bee", source=file)
+
+    def remove(progress: Any) -> None:
+        file.unlink(missing_ok=True)
+
+    result = Run(settings).execute(tmp_path / "run", watch=remove)
+    assert result["warmup"]["warmup_lr"] == 3e-4
 
 
 def test_a_run_of_two_codes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

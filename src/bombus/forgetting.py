@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bombus.data.benchmarks import Benchmark
 from bombus.data.images import to_tensors
 from bombus.data.source import FolderBatches, SourceBatches
 from bombus.errors import DataError
@@ -23,18 +23,15 @@ EMBEDDED = Path("embedded")  # the demo's own
 
 
 def clean_batches(
-    benchmark: str, folder: Path, batch_size: int, classes: int
+    benchmark: Benchmark, folder: Path, batch_size: int, classes: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Up to 5,000 labelled clean test images, drawn once and for all."""
-    if benchmark in ("demo", "demo-vit"):
+    if benchmark.weights:  # embedded, and so are the images
         if folder != EMBEDDED:
             raise DataError("The demo's clean images are embedded; say --clean embedded.")
         return _embedded(batch_size)
-    if benchmark.startswith("cifar"):
-        variant: Literal["cifar10", "cifar100"] = (
-            "cifar100" if benchmark == "cifar100-c" else "cifar10"
-        )
-        return SourceBatches(folder, variant, batch_size, split="test", images=IMAGES)
+    if benchmark.source != "class folders":
+        return SourceBatches(folder, benchmark.source, batch_size, split="test", images=IMAGES)
     return FolderBatches(folder, batch_size, classes=classes, size=(256, 224))
 
 

@@ -94,7 +94,7 @@ class Run:
         size = self.stream.batch_size
         self.clean: Iterable[tuple[Tensor, Tensor]] | None = None
         if settings.clean is not None:
-            self.clean = clean_batches(benchmark.name, settings.clean, size, self.classes)
+            self.clean = clean_batches(benchmark, settings.clean, size, self.classes)
 
     def execute(
         self,
@@ -117,6 +117,7 @@ class Run:
             for finding in self.findings:
                 tell(finding)
         adapter, records = self._restore(log, saved)
+        warmup = self._warmup()  # now, not after hours in which the file may go
         before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
@@ -157,7 +158,9 @@ class Run:
                 self._save(adapter, file, saved)
             file.flush()
             os.fsync(file.fileno())
-        result: dict[str, Any] = checkpoint.finite(self._result(adapter, meter, records, codes))
+        result: dict[str, Any] = checkpoint.finite(
+            self._result(adapter, meter, records, codes, warmup)
+        )
         checkpoint.write_json(out / "run.json", result)
         if not keep_adapter:
             run_folder.remove(saved)
@@ -245,6 +248,7 @@ class Run:
         meter: ErrorMeter,
         records: list[dict[str, Any]],
         codes: Sequence[str],
+        warmup: dict[str, Any] | None,
     ) -> dict[str, Any]:
         mixed = f"run by code {', then '.join(codes)}: resumed after a change"
         events = [{"batch": r["batch"], **event} for r in records for event in r["events"]]
@@ -266,7 +270,7 @@ class Run:
             },
             "events": events,
             "config": asdict(self.config),
-            "warmup": self._warmup(),
+            "warmup": warmup,
             "stream": self.stream.to_dict(),
             "data": self.images.describe(),
             "weights_sha256": self.weights.sha256,

@@ -60,6 +60,13 @@ def test_in_every_format(runs: list[Any]) -> None:
     assert [row["mixed"] for row in rows] == ["40.00", "44.00", "", "30.00"]
 
 
+def test_a_method_that_collapsed_is_marked_here_too(write_run: Any) -> None:
+    folders = [write_run("a"), write_run("b", **MIXED, collapsed=True), write_run("c", "bn")]
+    table = means_table([read_run(folder) for folder in folders])
+    assert [row.label for row in table.rows] == ["tent †", "bn"]
+    assert any(note.startswith("† collapsed") for note in table.notes)
+
+
 def test_benchmarks_and_networks_are_told_apart(write_run: Any) -> None:
     folders = [
         write_run("a", backbone="wrn-28-10"),

@@ -58,7 +58,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
     """The header, the tensors, and the levels that have codes."""
     try:
         with safe_open(path, framework="pt") as reader:
-            header = json.loads((reader.metadata() or {})[HEADER])
+            header = _header(reader)
             names = reader.keys()
             tensors = {name: reader.get_tensor(name) for name in names}
         facts = {name: header[name] for name in ("source_sha256", "source_bytes")}
@@ -75,9 +75,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
 
 def settings_in(path: Path) -> dict[str, Any]:
     """What a warm-up was made with, as its header has it."""
-    with safe_open(path, framework="pt") as reader:
-        made: dict[str, Any] = json.loads(reader.metadata()[HEADER])["config"]
+    try:
+        with safe_open(path, framework="pt") as reader:
+            made: dict[str, Any] = dict(_header(reader)["config"])
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError):
+        raise _not_whole(path) from None
     return made
+
+
+def _header(reader: Any) -> Any:
+    return json.loads((reader.metadata() or {})[HEADER])
 
 
 def _not_whole(path: Path) -> CheckpointError:

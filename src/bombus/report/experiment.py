@@ -14,7 +14,7 @@ from typing import Any
 
 from bombus.errors import DataError
 from bombus.metrics.interval import half_width
-from bombus.report.layout import Cell, Column, Row, Table, mark_best
+from bombus.report.layout import Cell, Column, Row, Table, mark_best, spread_note
 from bombus.report.records import RunResult, read_json, read_run
 
 TICK = "x"
@@ -45,7 +45,7 @@ def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str]
         rows.append(Row(v.name, v.runs[0].method, len(v.runs), (*facts, mean, *last)))
     said = list(notes)
     if any(len(v.runs) > 1 for v in variants):
-        said.append("± is half of the 95 % interval of the mean over seeds.")
+        said.append(spread_note(intervals=True))
     if printed:
         said.append("published: the paper's mean error, of a ResNet-50 on ImageNet-C.")
     return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(said), True)

@@ -15,6 +15,10 @@ from bombus.report.records import RunResult
 Mark = Literal["", "best", "second"]
 # Whoever has seen source data before must not be set beside whoever has not as if they were alike.
 COLLAPSED = "†"
+COLLAPSED_NOTE = (
+    f"{COLLAPSED} collapsed: in the last quarter of the stream nearly all answers are one class, "
+    "or no better than guessing."
+)
 FREE, ASSISTED = "source-free", "source-assisted"
 # Domain -> head in narrow tables, in the order of the published ones.
 SHORT = {
@@ -142,8 +146,7 @@ def _table(
     rows: list[Row] = []
     notes: dict[str, None] = {}
     if any(row.seeds > 1 for row in ours):
-        what = "half of the 95 % interval of the mean" if intervals else "the standard deviation"
-        notes[f"± is {what} over seeds."] = None
+        notes[spread_note(intervals)] = None
     for group, row in zip(groups, ours, strict=True):
         rows.append(row)
         variants = [g for g in groups if g.method == group.method]
@@ -173,12 +176,8 @@ def _table(
         devices = dict.fromkeys(run.device for run in runs)
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
     if any(run.collapsed for run in runs):
-        notes[
-            f"{COLLAPSED} collapsed: in the last quarter of the stream nearly all answers are one "
-            "class, or no better than guessing."
-        ] = None
-    if len({row.section for row in rows}) < 2:  # nothing to set apart
-        rows = [replace(row, section="") for row in rows]
+        notes[COLLAPSED_NOTE] = None
+    rows = without_lone_section(rows)
     heading = f"{first.benchmark}, {first.backbone}"
     heading += f", severity {severity}" if severity else ""
     heading += f", {stream}" if stream else ""
@@ -214,10 +213,29 @@ def _row(
     cells += [means.get(column.head, Cell()) for column in beside]
     facts = {**_costs(runs), **_qualities(runs)}
     cells += [Cell(facts[column.name]) for column in extra]
-    section = FREE if runs[0].source_access == "none" else ASSISTED
-    fallen = any(run.collapsed for run in runs)
-    label = f"{group.label} {COLLAPSED}" if fallen else group.label
-    return Row(label, group.method, len(runs), tuple(cells), section=section)
+    label = marked(group.label, runs)
+    return Row(label, group.method, len(runs), tuple(cells), section=section_of(runs))
+
+
+def marked(label: str, runs: Sequence[RunResult]) -> str:
+    """With a sign where one of the runs collapsed."""
+    return f"{label} {COLLAPSED}" if any(run.collapsed for run in runs) else label
+
+
+def section_of(runs: Sequence[RunResult]) -> str:
+    return FREE if all(run.source_access == "none" for run in runs) else ASSISTED
+
+
+def without_lone_section(rows: list[Row]) -> list[Row]:
+    """Where all rows are of one section there is nothing to set apart."""
+    if len({row.section for row in rows}) < 2:
+        return [replace(row, section="") for row in rows]
+    return rows
+
+
+def spread_note(intervals: bool) -> str:
+    what = "half of the 95 % interval of the mean" if intervals else "the standard deviation"
+    return f"± is {what} over seeds."
 
 
 def error_cell(errors: Sequence[float], intervals: bool) -> Cell:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bombus.report.groups import Group, group_runs, severity_of, split_by_task, stream_label
 from bombus.report.layout import (
-    ASSISTED,
+    COLLAPSED_NOTE,
     FREE,
     Cell,
     Column,
@@ -15,6 +15,10 @@ from bombus.report.layout import (
     Table,
     error_cell,
     mark_best,
+    marked,
+    section_of,
+    spread_note,
+    without_lone_section,
 )
 from bombus.report.records import RunResult
 
@@ -29,14 +33,14 @@ def means_table(runs: Sequence[RunResult], *, intervals: bool = False, digits: i
     groups = [{(g.method, g.difference): g for g in group_runs(task)} for task in tasks]
     keys = dict.fromkeys(key for own in groups for key in own)
     rows = [_row([own.get(key) for own in groups], intervals) for key in keys]
-    order = {run.method: place for place, run in reversed(list(enumerate(runs)))}
-    rows.sort(key=lambda row: (row.section != FREE, order[row.method]))
-    if len({row.section for row in rows}) < 2:
-        rows = [replace(row, section="") for row in rows]
+    order = list(dict.fromkeys(run.method for run in runs))
+    rows.sort(key=lambda row: (row.section != FREE, order.index(row.method)))
+    rows = without_lone_section(rows)
     notes = []
     if any(cell.spread is not None for row in rows for cell in row.cells):
-        what = "half of the 95 % interval of the mean" if intervals else "the standard deviation"
-        notes.append(f"± is {what} over seeds.")
+        notes.append(spread_note(intervals))
+    if any(run.collapsed for run in runs):
+        notes.append(COLLAPSED_NOTE)
     heading = ", ".join(filter(None, (facts[0][n] for n in facts[0] if n not in told_apart)))
     return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(notes), intervals)
 
@@ -55,12 +59,12 @@ def _facts(run: RunResult) -> dict[str, str]:
 def _row(found: Sequence[Group | None], intervals: bool) -> Row:
     groups = [group for group in found if group is not None]
     seeds = {len(group.runs) for group in groups}
+    runs = [run for group in groups for run in group.runs]
     # Where the tasks were run with different numbers of seeds, no one number is right.
     label = groups[0].label if len(seeds) == 1 else replace(groups[0], runs=()).label
-    free = all(run.source_access == "none" for group in groups for run in group.runs)
     cells = [
         error_cell([run.mean_error for run in group.runs], intervals) if group else Cell()
         for group in found
     ]
-    section = FREE if free else ASSISTED
-    return Row(label, groups[0].method, max(seeds), tuple(cells), section=section)
+    method = groups[0].method
+    return Row(marked(label, runs), method, max(seeds), tuple(cells), section=section_of(runs))

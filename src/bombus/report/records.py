@@ -98,7 +98,7 @@ def read_run(path: Path) -> RunResult:
             device=str(stored["device"]),
             collapsed=bool(stored.get("collapsed")),
             not_finite=int(stored.get("not_finite") or 0),
-            code=stored.get("versions", {}).get("code"),
+            code=dict(stored.get("versions") or {}).get("code"),
             **{name: _optional(stored.get(name)) for name in QUALITY},
         )
     except KeyError as error:
