@@ -77,7 +77,7 @@ def as_begun(state: dict[str, Tensor], norms: float) -> dict[str, Tensor]:
             seen = grown
     factors |= _norm("bn1", seen, norms)
     factors["fc.weight"] = 1 / norms
-    return {name: value * factors.get(name, 1.0) for name, value in state.items()}
+    return {n: value * factors[n] if n in factors else value for n, value in state.items()}
 
 
 def _norm(name: str, seen: float, own: float) -> dict[str, float]:

@@ -19,6 +19,8 @@
 #   views    bee prepared without noise in its view                    3
 #   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
 #            (REST=1: those that the first sitting left)                6
+#   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
+#   prepare  bee's preparation, as the other parts make it             1
 #   blocks   which blocks may adapt                                    2
 #   memory   what a replay with 50 anchors leaves behind               0.2
 #   cifar-cnn, ablation, ...: an experiment of `bombus paper` (METHODS="tent roid": some of its
@@ -105,6 +107,15 @@ for part in "$@"; do
       # The published rates belong to a network whose weights are of another size: docs/rivals.md.
       DOMAINS=$MILD pairs "$SOURCE" rivals${REST:+-rest} --samples 5000
       ;;
+    literal)
+      for rate in ${RATES:-1e-3 2e-4}; do
+        # shellcheck disable=SC2086
+        $PYTHON -m bombus run bee-paper --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
+          --source "$SOURCE" --precision bf16 --seed "$SEED" --resume \
+          --out "$OUT/bee-paper-$rate-seed$SEED" --set lr="$rate" warmup_lr="$rate"
+      done
+      ;;
+    prepare) prepared ;;
     blocks)
       # shellcheck disable=SC2086
       $PYTHON -m bombus blocks --data "$SOURCE" --backbone wrn-28-10 --weights $WEIGHTS \

@@ -18,7 +18,7 @@ def test_tables_in_the_documents_agree_with_the_ledger(
 ) -> None:
     monkeypatch.chdir(ROOT)
     main(["results", "--check"])
-    assert capsys.readouterr().out.startswith("5 tables agree")
+    assert capsys.readouterr().out.startswith("6 tables agree")
 
 
 def test_a_typed_number_is_found_and_mended(
@@ -46,4 +46,5 @@ def test_lists_the_ledger(
     main(["results"])
     said = capsys.readouterr().out
     assert "cifar10-c, wrn-28-10" in said
-    assert "tent (3 seeds)" in said
+    assert "bn (3 seeds)" in said
+    assert "tent (weights=ab402105; 3 seeds)" in said  # the other weights are the rescaled ones

@@ -75,6 +75,7 @@ def test_headline_numbers():
         return [row.mean for row in published_rows(benchmark, backbone, method)]
 
     assert mean("cifar10-c", "wrn-28-10", "bee") == [12.7]
+    assert mean("cifar10-c", "wrn-28-10", "bee-paper") == [12.7]
     assert mean("cifar100-c", "resnext29-4x32", "bee") == [27.8]
     assert mean("imagenet-c", "resnet50", "bee") == [57.9]
     assert mean("imagenet-c", "vit-b16-224", "bee") == [38.7]

@@ -29,7 +29,11 @@ class PublishedRow:
 def published_rows(
     benchmark: str, backbone: str, method: str | None = None, *, variants: bool = False
 ) -> list[PublishedRow]:
-    """What is printed for a network on a benchmark; with `variants`, the ablations instead."""
+    """What is printed for a network on a benchmark; with `variants`, the ablations instead.
+
+    "bee-paper" is what is printed as BEE, read literally: it has BEE's figures.
+    """
+    method = method and method.removesuffix("-paper")
     return [
         row
         for row in all_rows()

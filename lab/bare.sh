@@ -1,0 +1,77 @@
+#!/bin/sh
+# A sitting on a bare GPU machine, where data arrives in pieces and may go at any moment:
+#
+#   sh lab/bare.sh PIECES KEEP STAGE...
+#
+# PIECES holds the two shards of the WRN-28-10 (w1, w2), the ViT-S/4 (vit), CIFAR-10 as PNG strips
+# (clean, train1, train2, train3) and, for a Python without them, rich and tyro (site). All that is
+# made goes to PIECES/out; what belongs into results/ is put into KEEP/keep.tgz every 15 seconds.
+#
+#   data          the test stream, the extras and their pairs, begun in the background; `wait` waits
+#   cnnN          `bombus paper cifar-cnn`, seed N; M: methods, C: settings
+#   rescaledN     the same with the published strides (docs/rivals.md); R: methods
+#   paperN-NAME   another experiment of `bombus paper`, seed N
+#   wrnN-PART     a part of lab/wrn-28-10.sh, seed N
+#   vitN-PART     a part of lab/vit-s4.sh, seed N
+#   timed:COMMAND a command and its seconds (spaces as commas)
+set -e
+here=$(pwd)
+pieces=$1 keep=$2
+shift 2
+export PYTHONPATH="$here/src:$here/$pieces/site" PYTHON=python3 PYTHONUNBUFFERED=1 TQDM_DISABLE=1
+export TERM=dumb COLUMNS=160
+out=$pieces/out
+mkdir -p "$out/cifar10" "$out/weights" "$keep"
+for file in "$pieces"/w1/* "$pieces"/w2/*; do
+  [ -e "$file" ] && ln -sf "$here/$file" "$out/weights/"
+done
+for file in "$pieces"/clean/* "$pieces"/train*/*; do
+  [ -e "$file" ] && ln -sf "$here/$file" "$out/cifar10/"
+done
+WEIGHTS=$(echo "$out"/weights/*.safetensors)
+export WEIGHTS DATA=$out/cifar10-c DOUBLE=$out/double EXTRA=$out/extra SOURCE=$out/cifar10 OUT=$out/runs
+export CLEAN=$out/cifar10
+
+pack() {
+  (cd "$out" && find . \( -name 'run.json' -o -name 'settings.json' -o -name 'batches.jsonl' \
+    -o -name '*.jsonl' -o -name 'results.json' -o -name 'log-*' \) -print | tar czf keep.part -T - &&
+    mv keep.part "$keep/keep.tgz") 2>/dev/null || true
+}
+(while sleep 15; do pack; done) &
+keeper=$!
+trap 'kill $keeper; pack' EXIT
+
+make_data() {
+  python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$DATA"
+  python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$out/extra" \
+    --corruptions speckle_noise gaussian_blur spatter saturate
+  python3 lab/double.py "$out/extra" "$DOUBLE"
+  touch "$out/data-ready"
+}
+
+for stage in "$@"; do
+  begun=$(date +%s)
+  number=$(echo "$stage" | sed 's/^[a-z]*\([0-9]*\).*/\1/') part=${stage#*-}
+  export SEED=${number:-1}
+  case $stage in
+    data) make_data >"$out/log-data" 2>&1 & ;;
+    wait)
+      while [ ! -e "$out/data-ready" ]; do
+        [ $(($(date +%s) - begun)) -gt 200 ] && { cat "$out/log-data"; exit 1; }
+        sleep 1
+      done
+      ;;
+    cnn*) METHODS=$M SET=$C sh lab/wrn-28-10.sh cifar-cnn 2>&1 | tail -n 60 ;;
+    rescaled*)
+      file=$out/rescaled.safetensors
+      [ -e "$file" ] || python3 lab/rescale.py $WEIGHTS --as-begun --norms "${N:-0.33}" --out "$file"
+      WEIGHTS=$file OUT=$out/rescaled METHODS=${R:-rmt-free obao roid tent cotta} SET=$C \
+        sh lab/wrn-28-10.sh cifar-cnn 2>&1 | tail -n 60
+      ;;
+    paper*-* | wrn*-*) sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60 ;;
+    vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" 2>&1 | tail -n 60 ;;
+    timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" 2>&1 | tail -n 30 ;;
+    *) echo "unknown stage $stage" >&2; exit 2 ;;
+  esac
+  echo "== $stage: $(($(date +%s) - begun)) s"
+done
