@@ -19,6 +19,8 @@
 #   views    bee prepared without noise in its view                    3
 #   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
 #            (REST=1: those that the first sitting left)                6
+#   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
+#   even     the same with Adam on the rescaled network (RESCALED)     5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
 #   prepare  bee's preparation, as the other parts make it             1
 #   blocks   which blocks may adapt                                    2
@@ -106,6 +108,21 @@ for part in "$@"; do
     rivals)
       # The published rates belong to a network whose weights are of another size: docs/rivals.md.
       DOMAINS=$MILD pairs "$SOURCE" rivals${REST:+-rest} --samples 5000
+      ;;
+    relative)
+      for rate in plain 0.005 0.015 0.04; do
+        if [ $rate = plain ]; then file=$(prepared)
+        else file=$(prepared "relative-$rate" warmup_optimizer=relative-adam warmup_lr=$rate); fi
+        DOMAINS=$MILD pairs "$file" still --samples 5000
+      done
+      DOMAINS=$MILD pairs "$(prepared "${PREPARED:-prepared}")" relative --samples 5000
+      ;;
+    even)
+      for rate in 1.5e-4 5e-4; do
+        file=$(WEIGHTS=$RESCALED prepared "even-$rate" warmup_lr=$rate)
+        (WEIGHTS=$RESCALED DOMAINS=$MILD; pairs "$file" still --samples 5000)
+      done
+      (WEIGHTS=$RESCALED DOMAINS=$MILD; pairs "$file" even --samples 5000)
       ;;
     literal)
       for rate in ${RATES:-1e-3 2e-4}; do

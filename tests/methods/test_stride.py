@@ -1,4 +1,7 @@
-"""A learning rate that belongs to other weights is noticed before the first batch."""
+"""A learning rate belongs to the weights it was made for.
+
+One that is too long for these is noticed before the first batch; a relative one fits all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 
 from bombus.methods import find_method
-from bombus.methods._optim import make_optimizer, stride
+from bombus.methods._optim import descend, make_optimizer, stride
 from tiny import make_tiny
 
 
@@ -67,3 +70,74 @@ def test_it_is_said_once_with_a_remedy_that_helps(tmp_path: Path) -> None:
     norms_alone = tent(model, tent.Config(lr=1.0))
     norms_alone(x)
     assert not norms_alone.last.events
+
+
+def test_a_relative_step_is_a_part_of_each_tensor() -> None:
+    """Adam's first step is as long as its rate: lr times the tensor's own root mean square."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(2))
+    x = torch.rand(8, 3, 6, 6)
+    model(x)
+    nn.init.zeros_(model[3].bias)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model.parameters(), "relative-adam", 0.01)
+    assert descend(model(x).square().sum(), optimizer)
+    for name, p in model.named_parameters():
+        size = np.sqrt(np.mean(before[name].double().numpy() ** 2))
+        moved = (p.detach() - before[name]).abs()
+        # BatchNorm takes away what the bias before it adds: its gradient is rounding.
+        if name != "0.bias":
+            expected = torch.full_like(moved, 0.01 * max(size, 1e-3))
+            torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(("optimizer", "alike"), [("relative-adam", True), ("adam", False)])
+def test_the_same_network_in_other_numbers_learns_the_same(optimizer: str, alike: bool) -> None:
+    """Convolutions times 5 and norms times .3, answers unchanged: as lab/rescale.py does it."""
+    torch.manual_seed(1)
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(6, 3),
+        ).double()
+
+    first, second = network(), network()
+    for norm in (first[1], first[4]):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias, std=0.3)
+    second.load_state_dict(first.state_dict())
+    with torch.no_grad():
+        for place, factor in ((0, 5), (1, 0.3), (3, 5), (4, 0.3)):
+            for p in second[place].parameters():
+                p *= factor
+        second[8].weight /= 0.3
+    stream = [torch.rand(16, 3, 8, 8, dtype=torch.float64) for _ in range(6)]
+    cotta = find_method("cotta")
+    answers = []
+    for model in (first, second):
+        adapter = cotta(model, cotta.Config(optimizer=optimizer, lr=0.01, restore=0.0))
+        answers.append(torch.cat([adapter(x) for x in stream]))
+    apart = (answers[0] - answers[1]).abs().max().item()
+    assert (apart < 1e-4) == alike
+
+
+def test_a_relative_rate_goes_through_a_checkpoint(tmp_path: Path) -> None:
+    model, stream = make_tiny("batchnorm"), [torch.rand(8, 3, 16, 16) for _ in range(4)]
+    bee = find_method("bee")
+    one = bee(
+        model, bee.Config(optimizer="relative-adam", lr=0.01), source=[torch.rand(8, 3, 16, 16)]
+    )
+    for x in stream[:2]:
+        one(x)
+    one.save(tmp_path)
+    two = bee.load(tmp_path, model)
+    for x in stream[2:]:
+        assert torch.equal(one(x), two(x))

@@ -35,7 +35,8 @@ class BeeConfig(BaseConfig):
     WRN block1, ResNet layer1, ViT blocks 0-5. Empty: `adapts` decides; shallow is the first level
     of a CNN, the first half of a transformer's blocks."""
     optimizer: OptimizerName = "adam"
-    """Paper: Adam on CNNs, SGD on ViT."""
+    """Paper: Adam on CNNs, SGD on ViT. relative-adam: `lr` is the part of itself by which a tensor
+    moves; ours, not judged yet."""
     lr: NonNegative = 5e-5
     """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. Pairs of extras, all blocks of a
     WRN-28-10, two visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6. For block1 alone take 5e-4

@@ -1,4 +1,4 @@
-"""The two optimisers of the field with its settings, and a step that can never poison a model."""
+"""The two optimisers of the field, one of ours, and a step that can never poison a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,32 @@ from torch import Tensor, nn
 
 from bombus.errors import ConfigError
 
-OptimizerName = Literal["adam", "sgd"]
+OptimizerName = Literal["adam", "sgd", "relative-adam"]
 # The published rates are strides of 1 to 4 on their network. Of RMT without source replay 7 ruins a
 # WRN-16-1 in other numbers and 8 our WRN-28-10, where 1 and 2 do well (docs/rivals.md).
 LONG_STRIDE, USUAL_STRIDE = 5.0, 2.0
+SMALLEST = 1e-3  # what counts as the size of parameters that are smaller, such as a bias of zeros
 
 
 def make_optimizer(
     parameters: Iterable[nn.Parameter], name: OptimizerName, lr: float, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Adam with betas (.9, .999), or SGD with Nesterov momentum .9."""
+    """Adam with betas (.9, .999), or SGD with Nesterov momentum .9.
+
+    relative-adam gives every tensor a rate in proportion to its own size, as Adafactor does: lr is
+    by which part of itself a tensor moves in a step. The same network in other numbers (docs/
+    rivals.md) then learns the same, where Adam's one rate is a different one for every layer.
+    """
     parameters = trainable(parameters)
+    if name == "relative-adam":
+        sized = [
+            {
+                "params": [p],
+                "lr": lr * max(SMALLEST, p.detach().float().square().mean().sqrt().item()),
+            }
+            for p in parameters
+        ]
+        return torch.optim.Adam(sized, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
     return torch.optim.SGD(

@@ -153,10 +153,11 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     parameters = list(trained.values())
     body = make_optimizer(parameters, config.warmup_optimizer, config.warmup_lr)
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
+    peaks = [(group, group["lr"]) for o in (body, code) for group in o.param_groups]
     stream = itertools.islice(itertools.chain(opening, batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
-        for optimizer, lr in ((body, config.warmup_lr), (code, config.warmup_code_lr)):
-            optimizer.param_groups[0]["lr"] = lr * step / total
+        for group, peak in peaks:
+            group["lr"] = peak * step / total
         views = bee.passes.views(x)
         teacher = bee.teach(views)
         student = bee.passes(bee.view(VIEWS[config.warmup_view], views))

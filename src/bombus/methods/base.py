@@ -305,7 +305,7 @@ class Adapter(ABC):
         optimizer: Any = getattr(self, "optimizer", None)
         length = stride(self.model, optimizer)
         if length > LONG_STRIDE:
-            lr = optimizer.param_groups[0]["lr"]
+            lr = optimizer.defaults["lr"]
             self.event(
                 "long steps",
                 stride=round(length, 1),
