@@ -194,6 +194,13 @@ def test_quality_is_shown_where_it_is_known(write_run, tmp_path):
     heads = [th.words for th in cost.all("thead")[0].all("th")]
     assert heads[2:5] == ["calib. %", "log loss", "to adapt"]
     assert [td.words for td in dict(rows(cost))["tent"]][1:4] == ["4.32", "0.988", "2.5"]
+    short = write_run("short", "sar", **{**known, "batches_to_adapt": None})
+    cost = page_of(short).all("table", class_="sortable")[1]
+    assert [th.words for th in cost.all("thead")[0].all("th")][2:5] == [
+        "calib. %",
+        "log loss",
+        "ms/batch",
+    ]
 
 
 def test_sections_follow_what_the_runs_have(runs, write_run):

@@ -129,6 +129,8 @@ def _table(
     names = tuple(d.name for d in first.domains)
     columns = [Column(n, SHORT.get(n, n), "domain", digits) for n in names]
     columns.append(Column("mean", "Mean", "mean", digits))
+    if all(run.batches_to_adapt is None for run in runs):  # domains too short to tell
+        extra = tuple(column for column in extra if column.name != "batches_to_adapt")
     severity, stream = severity_of(first), stream_label(first)
     # What is printed elsewhere is of the continual stream.
     as_printed = published and names == tuple(SHORT) and severity == 5 and not stream
@@ -162,10 +164,10 @@ def _table(
                 notes[f"published ({line.short}), unlike ours: {', '.join(other)}."] = None
             notes.update(dict.fromkeys(line.notes))
     if set(QUALITY) & set(extra):
-        notes[
-            "calib.: expected calibration error, 15 bins; log loss in nats; to adapt: batches "
-            "until within a point of a domain's final error."
-        ] = None
+        said = "calib.: expected calibration error, 15 bins; log loss in nats"
+        if any(column.name == "batches_to_adapt" for column in extra):
+            said += "; to adapt: batches until within a point of a domain's final error"
+        notes[f"{said}."] = None
         for group in groups:
             if lost := sum(run.not_finite for run in group.runs):
                 notes[
