@@ -13,6 +13,7 @@
 #   paperN-NAME   another experiment of `bombus paper`, seed N
 #   wrnN-PART     a part of lab/wrn-28-10.sh, seed N
 #   vitN-PART     a part of lab/vit-s4.sh, seed N
+#   small         what docs/streams.md still lacks, on the WRN-16-1, and the severities it takes
 #   timed:COMMAND a command and its seconds (spaces as commas)
 set -e
 here=$(pwd)
@@ -70,6 +71,20 @@ for stage in "$@"; do
       ;;
     paper*-* | wrn*-*) sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60 ;;
     vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" 2>&1 | tail -n 60 ;;
+    small)
+      (
+        export WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 PRECISION=fp32
+        export WARMUP=src/bombus/demo/bee-warmup.safetensors OUT=$out/streams
+        METHODS=bee sh lab/streams.sh recurring &
+        METHODS=cotta sh lab/streams.sh recurring &
+        METHODS=cotta sh lab/streams.sh mixed correlated &
+        python3 -m bombus data make cifar10-c --clean "$CLEAN" --out "$out/all"
+        export DATA="$out/all"
+        METHODS=bee sh lab/streams.sh gradual &
+        METHODS=cotta sh lab/streams.sh gradual &
+        wait
+      ) >"$out/log-small" 2>&1
+      ;;
     timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" 2>&1 | tail -n 30 ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
   esac
