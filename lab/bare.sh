@@ -75,7 +75,7 @@ for stage in "$@"; do
       (
         export WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 PRECISION=fp32
         export WARMUP=src/bombus/demo/bee-warmup.safetensors OUT=$out/streams
-        METHODS=bee sh lab/streams.sh recurring &
+        METHODS=bee sh lab/streams.sh continual recurring &
         METHODS=cotta sh lab/streams.sh recurring &
         METHODS=cotta sh lab/streams.sh mixed correlated &
         python3 -m bombus data make cifar10-c --clean "$CLEAN" --out "$out/all"

@@ -17,7 +17,7 @@ for stream in "$@"; do
   case $stream in
     recurring) options="--visits 5" ;;
     gradual) samples=600 ;;
-    mixed | correlated) ;;
+    mixed | correlated | continual) ;;
     *) echo "unknown stream $stream" >&2; exit 2 ;;
   esac
   for method in $METHODS; do
