@@ -279,7 +279,9 @@ def test_alarms_are_judged_by_the_borders_before_them() -> None:
     assert (judged + judged).alarms == 10
     close = judge(borders=[4, 8, 12], alarms=[9])  # not the one of batch 4 as well
     assert (close.found, close.false_alarms) == (1, 0)
-    assert "2 of 3 borders" in str(judged)
+    assert "2 of 3 borders found within 10 batches" in str(judged)
+    short = judge(borders=[8, 16, 24], alarms=[11, 12])  # in 8 batches not all can be soon
+    assert (short.found, short.false_alarms, short.near) == (1, 1, 4)
 
 
 def test_a_replay_by_the_clock_is_no_alarm() -> None:

@@ -215,7 +215,7 @@ def test_sections_follow_what_the_runs_have(runs, write_run):
     assert headings(whole)[-2:] == ["Inside the method", "Where the numbers come from"]
     loss = whole.all("svg", role="img")[2]
     assert len(loss.all("circle", class_="replay")) == 2
-    assert "2 of 2 borders found within 10 batches, 0 of 2 alarms false" in whole.words
+    assert "2 of 2 borders found within 3 batches, 0 of 2 alarms false" in whole.words
 
     score = whole.all("svg", role="img")[3]
     assert len(score.all("line", class_="threshold")) == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-NEAR = 10  # batches after a border in which an alarm counts as having found it
+NEAR = 10  # batches after a border in which an alarm counts as having found it, if domains are long
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Judged:
     found: int  # borders with an alarm soon after
     alarms: int
     false_alarms: int  # alarms that come soon after no border
+    near: int = NEAR  # what "soon" was taken to be
 
     def __add__(self, other: Judged) -> Judged:
         return Judged(
@@ -23,11 +24,12 @@ class Judged:
             self.found + other.found,
             self.alarms + other.alarms,
             self.false_alarms + other.false_alarms,
+            max(self.near, other.near),
         )
 
     def __str__(self) -> str:
         return (
-            f"{self.found} of {self.borders} borders found within {NEAR} batches, "
+            f"{self.found} of {self.borders} borders found within {self.near} batches, "
             f"{self.false_alarms} of {self.alarms} alarms false"
         )
 
@@ -64,7 +66,12 @@ def judge_alarms(records: Sequence[dict[str, Any]]) -> Judged:
 
 
 def judge(borders: Sequence[int], alarms: Sequence[int]) -> Judged:
-    """An alarm speaks of the last border before it, and of no other."""
+    """An alarm speaks of the last border before it, and of no other.
+
+    Half of the shortest domain at most is soon: in shorter ones no alarm would be false.
+    """
+    near = max(1, min([NEAR, *((b - a) // 2 for a, b in pairwise(borders))]))
     last = {alarm: max((b for b in borders if b <= alarm), default=None) for alarm in alarms}
-    right = {alarm: b for alarm, b in last.items() if b is not None and alarm - b < NEAR}
-    return Judged(len(borders), len(set(right.values())), len(alarms), len(alarms) - len(right))
+    right = {alarm: b for alarm, b in last.items() if b is not None and alarm - b < near}
+    found, wrong = len(set(right.values())), len(alarms) - len(right)
+    return Judged(len(borders), found, len(alarms), wrong, near)
