@@ -17,11 +17,11 @@ CLAIM = "The loss spikes where the domain changes, and the trigger finds those s
 
 def cells(place: Place) -> list[Cell]:
     # Losses of smaller batches are too noisy to tell anything, and of such there are 8 a domain:
-    # either rule has to make do with a shorter memory. The paper's spans two domains there too.
+    # either rule's memory is shortened with them, ours to one domain and the paper's to two.
     place = place.small(samples=800, batch_size=100)
     window, minimum = (100, 20) if place.full else (16, 5)
     rule = {"trigger": "z-score", "threshold": 1.5, "window": window, "window_minimum": minimum}
-    own = {} if place.full else {"window_minimum": minimum}
+    own = {} if place.full else {"window": 8, "window_minimum": minimum}
     ours = place.settings("bee", "cifar10-c", replay="weighted", **own)
     papers = place.settings("bee", "cifar10-c", replay="weighted", **rule)
     return [
