@@ -8,10 +8,8 @@
 # made goes to PIECES/out; what belongs into results/ is put into KEEP/keep.tgz every 15 seconds.
 #
 #   data          the test stream, the extras and their pairs, begun in the background; `wait` waits
-#   cnnN          `bombus paper cifar-cnn`, seed N; M: methods, C: settings
-#   rescaledN     the same with the published strides (docs/rivals.md); R: methods
-#   paperN-NAME   another experiment of `bombus paper`, seed N
-#   wrnN-PART     a part of lab/wrn-28-10.sh, seed N
+#   wrnN-PART     a part of lab/wrn-28-10.sh, seed N; METHODS and SET as there
+#   rescaledN-PART  the same on the network with the published strides (docs/rivals.md)
 #   vitN-PART     a part of lab/vit-s4.sh, seed N
 #   small         what docs/streams.md still lacks, on the WRN-16-1, and the severities it takes
 #   timed:COMMAND a command and its seconds (spaces as commas)
@@ -62,14 +60,12 @@ for stage in "$@"; do
         sleep 1
       done
       ;;
-    cnn*) METHODS=$M SET=$C sh lab/wrn-28-10.sh cifar-cnn 2>&1 | tail -n 60 ;;
-    rescaled*)
+    wrn*-*) sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60 ;;
+    rescaled*-*)
       file=$out/rescaled.safetensors
-      [ -e "$file" ] || python3 lab/rescale.py $WEIGHTS --as-begun --norms "${N:-0.33}" --out "$file"
-      WEIGHTS=$file OUT=$out/rescaled METHODS=${R:-rmt-free obao roid tent cotta} SET=$C \
-        sh lab/wrn-28-10.sh cifar-cnn 2>&1 | tail -n 60
+      [ -e "$file" ] || python3 lab/rescale.py $WEIGHTS --as-begun --norms 0.33 --out "$file"
+      WEIGHTS=$file OUT=$out/rescaled sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60
       ;;
-    paper*-* | wrn*-*) sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60 ;;
     vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" 2>&1 | tail -n 60 ;;
     small)
       (

@@ -20,7 +20,7 @@
 #   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
 #            (REST=1: those that the first sitting left)                6
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
-#   even     the same with Adam on the rescaled network (RESCALED)     5
+#   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
 #   prepare  bee's preparation, as the other parts make it             1
 #   blocks   which blocks may adapt                                    2
@@ -119,10 +119,10 @@ for part in "$@"; do
       ;;
     even)
       for rate in 1.5e-4 5e-4; do
-        file=$(WEIGHTS=$RESCALED prepared "even-$rate" warmup_lr=$rate)
-        (WEIGHTS=$RESCALED DOMAINS=$MILD; pairs "$file" still --samples 5000)
+        file=$(prepared "even-$rate" warmup_lr=$rate)
+        DOMAINS=$MILD pairs "$file" still --samples 5000
       done
-      (WEIGHTS=$RESCALED DOMAINS=$MILD; pairs "$file" even --samples 5000)
+      DOMAINS=$MILD pairs "$file" even --samples 5000
       ;;
     literal)
       for rate in ${RATES:-1e-3 2e-4}; do

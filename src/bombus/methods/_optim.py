@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +28,29 @@ def make_optimizer(
     rivals.md) then learns the same, where Adam's one rate is a different one for every layer.
     """
     parameters = trainable(parameters)
-    if name == "relative-adam":
-        sized = [
-            {
-                "params": [p],
-                "lr": lr * max(SMALLEST, p.detach().float().square().mean().sqrt().item()),
-            }
-            for p in parameters
-        ]
-        return torch.optim.Adam(sized, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
+    if name != "sgd":
+        groups: list[dict[str, Any]] = [{"params": parameters}]
+        if name == "relative-adam":
+            groups = [{"params": [p], "lr": lr * _size(p)} for p in parameters]
+        return torch.optim.Adam(groups, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
     return torch.optim.SGD(
         parameters, lr=lr, momentum=0.9, nesterov=True, weight_decay=weight_decay
     )
+
+
+def _size(p: Tensor) -> float:
+    return max(SMALLEST, p.detach().float().square().mean().sqrt().item())
+
+
+def ramp(*optimizers: torch.optim.Optimizer) -> Callable[[int, int], None]:
+    """A function of step and total that sets every rate to that part of what it is now."""
+    peaks = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
+
+    def climb(step: int, total: int) -> None:
+        for group, peak in peaks:
+            group["lr"] = peak * step / total
+
+    return climb
 
 
 def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bombus.errors import DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.methods._norm import batch_logits, batch_norms
-from bombus.methods._optim import apply_gradients
+from bombus.methods._optim import apply_gradients, ramp
 from bombus.methods._progress import with_progress
 from bombus.methods._source import image_batches
 
@@ -82,19 +82,16 @@ def warm_up(
     total = max(1, images // len(first))
     if isinstance(source, Sized):
         total = min(total, len(source))
-    groups = optimizer.param_groups
-    peaks = [group["lr"] for group in groups]
-    parameters = [p for group in groups for p in group["params"]]
+    climb = ramp(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     alone_is_too_few = bool(batch_norms(student))
     stream = itertools.islice(itertools.chain([first], batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
-        for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * step / total
+        climb(step, total)
         if len(x) == 1 and alone_is_too_few:
             continue
         loss = symmetric_cross_entropy(student(x), teacher(x)).mean()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         apply_gradients(gradients, parameters, optimizer)
         teacher.follow(student, momentum)
-    for group, peak in zip(groups, peaks, strict=True):
-        group["lr"] = peak
+    climb(1, 1)

@@ -26,7 +26,7 @@ from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods._codebooks import draw_codes, random_codes
-from bombus.methods._optim import make_optimizer
+from bombus.methods._optim import make_optimizer, ramp
 from bombus.methods._progress import with_progress
 from bombus.methods._source import GatedSource, image_batches
 from bombus.methods._warmup_file import (
@@ -153,11 +153,10 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     parameters = list(trained.values())
     body = make_optimizer(parameters, config.warmup_optimizer, config.warmup_lr)
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
-    peaks = [(group, group["lr"]) for o in (body, code) for group in o.param_groups]
+    climb = ramp(body, code)
     stream = itertools.islice(itertools.chain(opening, batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
-        for group, peak in peaks:
-            group["lr"] = peak * step / total
+        climb(step, total)
         views = bee.passes.views(x)
         teacher = bee.teach(views)
         student = bee.passes(bee.view(VIEWS[config.warmup_view], views))
