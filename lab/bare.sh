@@ -11,7 +11,8 @@
 #   wrnN-PART     a part of lab/wrn-28-10.sh, seed N; METHODS and SET as there
 #   rescaledN-PART  the same on the network with the published strides (docs/rivals.md)
 #   vitN-PART     a part of lab/vit-s4.sh, seed N
-#   small         what docs/streams.md still lacks, on the WRN-16-1, and the severities it takes
+#   severities    all five of the test stream, begun in the background; `small` waits for them
+#   small         what docs/streams.md still lacks, on the WRN-16-1
 #   timed:COMMAND a command and its seconds (spaces as commas)
 set -e
 here=$(pwd)
@@ -54,6 +55,12 @@ for stage in "$@"; do
   export SEED=${number:-1}
   case $stage in
     data) make_data >"$out/log-data" 2>&1 & ;;
+    severities)
+      (
+        nice python3 -m bombus data make cifar10-c --clean "$CLEAN" --out "$out/all" &&
+          touch "$out/all-ready"
+      ) >"$out/log-severities" 2>&1 &
+      ;;
     wait)
       while [ ! -e "$out/data-ready" ]; do
         [ $(($(date +%s) - begun)) -gt 200 ] && { cat "$out/log-data"; exit 1; }
@@ -74,7 +81,7 @@ for stage in "$@"; do
         METHODS=bee sh lab/streams.sh continual recurring &
         METHODS=cotta sh lab/streams.sh recurring &
         METHODS=cotta sh lab/streams.sh mixed correlated &
-        python3 -m bombus data make cifar10-c --clean "$CLEAN" --out "$out/all"
+        while [ ! -e "$out/all-ready" ]; do sleep 1; done
         export DATA="$out/all"
         METHODS=bee sh lab/streams.sh gradual &
         METHODS=cotta sh lab/streams.sh gradual &

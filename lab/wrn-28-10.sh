@@ -110,12 +110,12 @@ for part in "$@"; do
       DOMAINS=$MILD pairs "$SOURCE" rivals${REST:+-rest} --samples 5000
       ;;
     relative)
-      for rate in plain 0.005 0.015 0.04; do
+      DOMAINS=$MILD pairs "$(prepared)" relative --samples 5000
+      for rate in plain 0.015 0.005 0.04; do
         if [ $rate = plain ]; then file=$(prepared)
         else file=$(prepared "relative-$rate" warmup_optimizer=relative-adam warmup_lr=$rate); fi
         DOMAINS=$MILD pairs "$file" still --samples 5000
       done
-      DOMAINS=$MILD pairs "$(prepared "${PREPARED:-prepared}")" relative --samples 5000
       ;;
     even)
       for rate in 1.5e-4 5e-4; do

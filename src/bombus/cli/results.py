@@ -41,17 +41,27 @@ def results(
     if check or write:
         _documents(write)
         return
-    from bombus.methods import place
-    from bombus.report.groups import group_runs, split_by_task, stream_label
-    from bombus.report.records import find_runs, read_run
+    _list(folder)
 
-    runs = sorted(map(read_run, find_runs([folder])), key=lambda run: place(run.method))
-    for task in split_by_task(runs):
-        facts = (task[0].benchmark, task[0].backbone, stream_label(task[0]))
-        print(", ".join(filter(None, facts)))
-        for group in group_runs(task):
-            mean = sum(run.mean_error for run in group.runs) / len(group.runs)
-            print(f"  {group.label:<40} {mean:6.2f}")
+
+def _list(ledger: Path) -> None:
+    """A folder at a time, for its files are named by what their runs have in common."""
+    from bombus.methods import place
+    from bombus.report.groups import stream_label
+    from bombus.report.records import RESULT, RunResult, find_runs, read_run
+
+    folders: dict[Path, dict[str, list[RunResult]]] = {}
+    for run in sorted(map(read_run, find_runs([ledger])), key=lambda run: place(run.method)):
+        named = run.path.parent if run.path.name == RESULT else run.path.with_suffix("")
+        name = re.sub(r"-seed\d+$", "", named.name)
+        folders.setdefault(named.parent, {}).setdefault(name, []).append(run)
+    for folder in sorted(folders):
+        first = next(iter(folders[folder].values()))[0]
+        facts = filter(None, (first.benchmark, first.backbone, stream_label(first)))
+        print(f"{folder}: {', '.join(facts)}")
+        for name, runs in folders[folder].items():
+            mean = sum(run.mean_error for run in runs) / len(runs)
+            print(f"  {name:<36} {mean:6.2f}  {len(runs)} seed{'s' if len(runs) > 1 else ''}")
 
 
 def _documents(write: bool) -> None:

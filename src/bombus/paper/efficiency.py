@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import METHODS, runnable
 from bombus.paper.layout import write_results, write_tables
+from bombus.report.columns import quickest
 from bombus.report.figures import COLOURS, clear_axes, drawing, name_points, save_pictures
 from bombus.report.layout import make_tables
 
@@ -44,7 +45,7 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
             name = f.cell.facts["method"]
             colour = COLOURS[1] if name.startswith("bee") else COLOURS[0]
             for axes, cost in (
-                (by_time, sum(run.cost.ms_per_batch for run in f.runs) / len(f.runs)),
+                (by_time, quickest(f.runs)),
                 (by_memory, max(run.cost.peak_memory_mb for run in f.runs)),
             ):
                 axes.plot([cost], [error], "o", color=colour)

@@ -14,7 +14,8 @@ from typing import Any
 
 from bombus.errors import DataError
 from bombus.metrics.interval import half_width
-from bombus.report.layout import Cell, Column, Row, Table, mark_best, spread_note
+from bombus.report.columns import Column
+from bombus.report.layout import Cell, Row, Table, mark_best, spread_note
 from bombus.report.records import RunResult, read_json, read_run
 
 TICK = "x"

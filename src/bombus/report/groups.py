@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,3 +134,27 @@ def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     # Lists of fingerprints and the like: enough to see that they differ.
     return text if len(text) <= 24 else hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def differing(runs: Sequence[RunResult]) -> str:
+    """A caution where runs of one table do not answer the same question; else nothing."""
+    facts: dict[str, list[Any]] = {
+        "weights": [run.weights_sha256 for run in runs],
+        "number of images": [[d.samples for d in run.domains] for run in runs],
+        "batch size": [run.stream.get("batch_size") for run in runs],
+        "precision": [run.precision for run in runs],
+        # A folder's name says where the images are, not which.
+        "images": [{k: v for k, v in run.data.items() if k != "folder"} for run in runs],
+        "input": [run.input for run in runs],
+    }
+    names = [
+        name
+        for name, values in facts.items()
+        if len({json.dumps(v, sort_keys=True) for v in values}) > 1
+    ]
+    return f"The runs differ in their {listed(names)}: compare with care." if names else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bombus.metrics.interval import half_width
-from bombus.report.groups import Group, group_runs, severity_of, split_by_task, stream_label
+from bombus.report.columns import COST, QUALITY, Column, costs_of, format_value, qualities_of
+from bombus.report.groups import (
+    Group,
+    differing,
+    group_runs,
+    severity_of,
+    split_by_task,
+    stream_label,
+)
 from bombus.report.published import PublishedRow, published_rows
 from bombus.report.records import RunResult
 
@@ -38,32 +46,6 @@ SHORT = {
     "pixelate": "Pixel",
     "jpeg_compression": "JPEG",
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    head: str  # short
-    kind: Literal["domain", "mean", "published", "cost"]
-    digits: int | None  # None: as many as it takes
-
-
-COST = (
-    Column("ms_per_batch", "ms/batch", "cost", 1),
-    Column("forwards", "forwards", "cost", None),
-    Column("backwards", "backwards", "cost", None),
-    Column("peak_memory_mb", "peak MB", "cost", 0),
-    Column("source_access", "source data", "cost", None),
-    Column("source_mb", "source MB", "cost", 0),
-)
-
-
-QUALITY = (
-    Column("calibration_error", "calib. %", "cost", 2),
-    Column("log_loss", "log loss", "cost", 3),
-    Column("batches_to_adapt", "to adapt", "cost", 1),
-)
-BY_CONFIDENCE = ("calibration_error", "log_loss")
 
 
 @dataclass(frozen=True)
@@ -179,6 +161,8 @@ def _table(
         notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
     if any(run.collapsed for run in runs):
         notes[COLLAPSED_NOTE] = None
+    if caution := differing(runs):
+        notes[caution] = None
     rows = without_lone_section(rows)
     heading = f"{first.benchmark}, {first.backbone}"
     heading += f", severity {severity}" if severity else ""
@@ -213,7 +197,7 @@ def _row(
     cells.append(error_cell([run.mean_error for run in runs], intervals))
     means = {line.short: Cell(line.mean, line.std) for line in printed}
     cells += [means.get(column.head, Cell()) for column in beside]
-    facts = {**_costs(runs), **_qualities(runs)}
+    facts = {**costs_of(runs), **qualities_of(runs)}
     cells += [Cell(facts[column.name]) for column in extra]
     label = marked(group.label, runs)
     return Row(label, group.method, len(runs), tuple(cells), section=section_of(runs))
@@ -244,35 +228,6 @@ def error_cell(errors: Sequence[float], intervals: bool) -> Cell:
     several = len(errors) > 1
     spread = half_width(errors) if intervals else statistics.stdev(errors) if several else None
     return Cell(statistics.fmean(errors), spread)
-
-
-def _costs(runs: Sequence[RunResult]) -> dict[str, float | str | None]:
-    costs = [run.cost for run in runs]
-    return {
-        "ms_per_batch": statistics.fmean(c.ms_per_batch for c in costs),
-        "forwards": statistics.fmean(c.forwards_per_batch for c in costs),
-        "backwards": statistics.fmean(c.backwards_per_batch for c in costs),
-        "peak_memory_mb": max(c.peak_memory_mb for c in costs),
-        "source_access": runs[0].source_access,
-        "source_mb": _source_mb(runs),
-    }
-
-
-def _qualities(runs: Sequence[RunResult]) -> dict[str, float | str | None]:
-    means: dict[str, float | str | None] = {}
-    for column in QUALITY:
-        known = [v for run in runs if (v := getattr(run, column.name)) is not None]
-        if column.name in BY_CONFIDENCE and any(run.not_finite for run in runs):
-            known = []  # the seeds that went well do not speak for the one that diverged
-        means[column.name] = statistics.fmean(known) if known else None
-    return means
-
-
-def _source_mb(runs: Sequence[RunResult]) -> float | None:
-    if runs[0].source_access == "none":
-        return 0.0
-    read = [r.cost.source_bytes for r in runs if r.cost.source_bytes is not None]
-    return max(read) / 1e6 if read else None
 
 
 def _otherwise(printed: PublishedRow, variants: Sequence[Group]) -> list[str]:
@@ -319,9 +274,3 @@ def mark_best(rows: list[Row], columns: Sequence[Column]) -> list[Row]:
         )
         for j, row in enumerate(rows)
     ]
-
-
-def format_value(value: float | str | None, column: Column) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:g}" if column.digits is None else f"{value:.{column.digits}f}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bombus.report.columns import Column
 from bombus.report.groups import Group, group_runs, severity_of, split_by_task, stream_label
 from bombus.report.layout import (
     COLLAPSED_NOTE,
     FREE,
     Cell,
-    Column,
     Row,
     Table,
     error_cell,

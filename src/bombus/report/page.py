@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from bombus.methods import place
-from bombus.report.groups import group_runs, split_by_task
+from bombus.report.groups import group_runs, listed, split_by_task
 from bombus.report.layout import make_tables
 from bombus.report.markup import Html, tag
 from bombus.report.page_diagnostics import diagnostics
 from bombus.report.page_figures import cost_figure, has_log, make_series, stream_figures
 from bombus.report.page_runs import provenance
-from bombus.report.page_summary import count, listed, sum_up
+from bombus.report.page_summary import count, sum_up
 from bombus.report.page_table import cost_table, error_table, heat_map
 from bombus.report.records import QUALITY, RunResult
 

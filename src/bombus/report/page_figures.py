@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bombus.report import chart
 from bombus.report.chart import Scale
+from bombus.report.columns import quickest
 from bombus.report.figures import Curve, average_curves, error_curve
 from bombus.report.groups import Group
 from bombus.report.markup import Html, number, tag
@@ -114,10 +115,7 @@ def _stream_figure(id: str, drawn: Sequence[tuple[Series, str, Curve]]) -> Html:
 
 def cost_figure(id: str, series: Sequence[Series]) -> Html:
     """Milliseconds a batch against mean error; left and low is good."""
-    points = [
-        (statistics.fmean(r.cost.ms_per_batch for r in one.group.runs), one.error, one)
-        for one in series
-    ]
+    points = [(quickest(one.group.runs), one.error, one) for one in series]
     times, errors = [p[0] for p in points], [p[1] for p in points]
     wide = min(times) > 0 and max(times) > 8 * min(times)
     if wide:

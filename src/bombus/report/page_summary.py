@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from bombus.report.groups import Group, severity_of, stream_label
-from bombus.report.layout import FREE, Row, Table, format_value
+from bombus.report.columns import format_value
+from bombus.report.groups import Group, differing, listed, severity_of, stream_label
+from bombus.report.layout import FREE, Row, Table
 from bombus.report.records import RunResult
 
 
@@ -75,32 +74,13 @@ def _cautions(runs: Sequence[RunResult], ours: Sequence[Row]) -> list[str]:
         parts.append(
             "Every method ran with one seed: how much of a difference is chance is unknown."
         )
-    facts: dict[str, list[Any]] = {
-        "weights": [run.weights_sha256 for run in runs],
-        "number of images": [[d.samples for d in run.domains] for run in runs],
-        "batch size": [run.stream.get("batch_size") for run in runs],
-        "precision": [run.precision for run in runs],
-        # A folder's name says where the images are, not which.
-        "images": [{k: v for k, v in run.data.items() if k != "folder"} for run in runs],
-        "input": [run.input for run in runs],
-    }
-    differing = [
-        name
-        for name, values in facts.items()
-        if len({json.dumps(v, sort_keys=True) for v in values}) > 1
-    ]
-    if differing:
-        parts.append(f"The runs differ in their {listed(differing)}: compare with care.")
+    if caution := differing(runs):
+        parts.append(caution)
     return parts
 
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(words: Iterable[str]) -> str:
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def either(values: Iterable[int | str]) -> str:

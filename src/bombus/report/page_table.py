@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bombus.report.layout import COST, QUALITY, Cell, Column, Row, Table, format_value
+from bombus.report.columns import COST, QUALITY, Column, format_value
+from bombus.report.layout import Cell, Row, Table
 from bombus.report.markup import Html, tag
 
 SHADES = 8  # of the heat map, as many as the style sheet has

@@ -7,16 +7,8 @@ import io
 import textwrap
 from collections.abc import Sequence
 
-from bombus.report.layout import (
-    SHORT,
-    Cell,
-    Column,
-    Mark,
-    Row,
-    Table,
-    format_value,
-    make_tables,
-)
+from bombus.report.columns import Column, format_value
+from bombus.report.layout import SHORT, Cell, Mark, Row, Table, make_tables
 
 __all__ = [
     "Cell",
