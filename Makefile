@@ -5,7 +5,7 @@ BIN := .venv/bin
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= auto
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit benchmark clean
 
 # .venv is ready when its stamp is newer than what defines it.
 .venv: .venv/ready
@@ -31,6 +31,10 @@ types: .venv
 
 unit: .venv
 	$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+# The README's table of the rivals: make benchmark WEIGHTS="WRN-28-10.safetensors", on a GPU.
+benchmark: .venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh lab/benchmark.sh $(WEIGHTS)
 
 clean:
 	rm -rf .venv demo-report .pytest_cache .mypy_cache .ruff_cache

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def numeric_fields(method: str) -> dict[str, Any]:
         name: value
         for name, value in defaults.items()
         if (isinstance(value, float | int) and not isinstance(value, bool))
-        or name in ("levels", "level_weights", "tau_teacher")
+        or name in ("lr", "levels", "level_weights", "tau_teacher")
     }
 
 
@@ -133,10 +133,14 @@ def test_whatever_is_accepted_works(method: str) -> None:
 @every_method
 def test_settings_of_another_kind_are_refused(method: str) -> None:
     chosen_class = bombus.known_methods()[method].Config
+    types = get_type_hints(chosen_class)
     for field in fields(chosen_class):
         whole = isinstance(field.default, int)
         for value in ("nope", object(), None, *([1.5] if whole else [])):
             if value == "nope" and field.name in ("shallow", "blocks"):
+                continue
+            if value is None and type(None) in get_args(types[field.name]):
+                assert (method, field.name) in {("bee", "lr"), ("bee-paper", "lr")}
                 continue
             with pytest.raises(ConfigError, match=field.name) as caught:
                 chosen_class(**{field.name: value})

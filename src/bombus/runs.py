@@ -269,7 +269,7 @@ class Run:
                 "source_bytes": adapter.source_bytes or 0,
             },
             "events": events,
-            "config": asdict(self.config),
+            "config": asdict(adapter.config),  # with what the method found for itself
             "warmup": warmup,
             "stream": self.stream.to_dict(),
             "data": self.images.describe(),

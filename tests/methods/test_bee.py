@@ -538,7 +538,7 @@ def test_default_shallow_blocks() -> None:
         {"replay": "source", "replay_every": 3},
         {"code_start": "random", "tau_teacher": (0.001,)},
         {"inner_steps": 0, "entropy_weight": 0.0},
-        {"optimizer": "sgd", "student_view": "cotta"},
+        {"optimizer": "sgd", "lr": 5e-5, "student_view": "cotta"},
     ],
 )
 def test_every_reading_runs_and_stays_finite(changes: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from bombus.errors import ConfigError
 from bombus.methods import find_method
-from bombus.methods._optim import descend, make_optimizer, stride
+from bombus.methods._optim import descend, fitting_rate, make_optimizer, stride
 from tiny import make_tiny
 
 
@@ -141,3 +142,39 @@ def test_a_relative_rate_goes_through_a_checkpoint(tmp_path: Path) -> None:
     two = bee.load(tmp_path, model)
     for x in stream[2:]:
         assert torch.equal(one(x), two(x))
+
+
+def test_bee_finds_a_rate_that_fits_the_network(tmp_path: Path) -> None:
+    """.0083 of the median weight tensor's root mean square, to one figure, in every number."""
+    bee = find_method("bee")
+    model = make_tiny("batchnorm")
+    adapter = bee(model)
+    sizes = [
+        np.sqrt((p.detach().double().numpy() ** 2).mean())
+        for p in adapter.adapted.values()
+        if p.ndim > 1
+    ]
+    rate = adapter.config.lr
+    assert rate == adapter.optimizer.param_groups[0]["lr"]
+    assert rate == pytest.approx(0.0083 * np.median(sizes), rel=0.34)
+    assert rate == float(f"{rate:.0e}")
+    with torch.no_grad():
+        for p in model.parameters():
+            p /= 100
+    assert bee(model).config.lr == pytest.approx(rate / 100, rel=0.34)
+    # What was found is what is saved and gone on with, and what is given is taken.
+    adapter.save(tmp_path / "state")
+    assert bee.load(tmp_path / "state", make_tiny("batchnorm")).config.lr == rate
+    assert bee(model, bee.Config(lr=0.5)).config.lr == 0.5
+    assert bee(model, bee.Config(optimizer="relative-adam")).config.lr == 0.0083
+    with pytest.raises(ConfigError, match="optimizer='sgd' without lr"):
+        bee.Config(optimizer="sgd")
+
+
+def test_the_rate_that_fits_is_the_one_measured() -> None:
+    """On weights of the size of our WRN-28-10's it is 5e-5; of nothing but zeros it is small."""
+    weights = [torch.full((4, 3, 3, 3), size) for size in (0.004, 0.0062, 0.009)]
+    norms = [torch.ones(4)] * 9  # of a norm's parameters there are more, and they do not count
+    assert fitting_rate([*weights, *norms], 0.0083) == 5e-5
+    assert fitting_rate(norms, 0.0083) == 8e-3
+    assert 0 < fitting_rate([torch.zeros(3, 3)], 0.0083) < 1e-4

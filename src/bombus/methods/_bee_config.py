@@ -37,10 +37,12 @@ class BeeConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
     """Paper: Adam on CNNs, SGD on ViT. relative-adam: `lr` is the part of itself by which a tensor
     moves; ours, not judged yet."""
-    lr: NonNegative = 5e-5
-    """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. Pairs of extras, all blocks of a
-    WRN-28-10, two visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6. For block1 alone take 5e-4
-    (11.6; 1e-4 11.7)."""
+    lr: NonNegative | None = None
+    """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. None: what fits the network, .0083
+    of its median weight tensor's size, for Adam's steps are as long as the rate whatever the
+    weights (docs/rivals.md). That is 5e-5 for our WRN-28-10 (pairs of extras, all blocks, two
+    visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6; for block1 alone take 5e-4) and 7e-4 for
+    the demo's network (extras, three visits: 5e-5 18.3, 5e-4 18.0, 1e-3 17.7, 2e-3 18.0)."""
     momentum: Share = 0.995
     """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999. Pairs of
     extras, WRN-28-10, three visits: .999 11.5, .995 11.0."""
@@ -192,6 +194,11 @@ class BeeConfig(BaseConfig):
                 f"Got {len(self.tau_teacher)} tau_teacher for {len(self.levels)} named levels, "
                 "expected one, or one a level."
             )
+        if self.lr is None and self.optimizer == "sgd":
+            raise ConfigError(
+                "Got optimizer='sgd' without lr; what fits a network is known for Adam alone: add "
+                "lr=2e-5 (the paper's, on transformers) or what suits yours."
+            )
         if self.replay_every and self.replay == "off":
             raise ConfigError(
                 f"Got replay_every={self.replay_every} with replay='off', which would replay "
@@ -213,7 +220,7 @@ class BeePaperConfig(BeeConfig):
     """The text read literally; every field the paper does not state carries our reading of it."""
 
     adapts: Literal["shallow", "all"] = "shallow"
-    lr: NonNegative = 1e-3
+    lr: NonNegative | None = 1e-3
     momentum: Share = 0.999
     levels: tuple[int, ...] = ()
     last_descriptor: Literal["block", "classifier"] = "block"

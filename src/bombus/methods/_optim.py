@@ -42,6 +42,13 @@ def _size(p: Tensor) -> float:
     return max(SMALLEST, p.detach().float().square().mean().sqrt().item())
 
 
+def fitting_rate(parameters: Iterable[Tensor], part: float) -> float:
+    """Adam's rate at which the median weight tensor moves by this part of itself, to one figure."""
+    found = list(parameters)
+    sizes = [_size(p) for p in found if p.ndim > 1] or [_size(p) for p in found] or [0.0]
+    return float(f"{part * median(sizes):.0e}")
+
+
 def ramp(*optimizers: torch.optim.Optimizer) -> Callable[[int, int], None]:
     """A function of step and total that sets every rate to that part of what it is now."""
     peaks = [(group, group["lr"]) for o in optimizers for group in o.param_groups]

@@ -10,6 +10,8 @@ of the parameters that do, which the network is called with, and so is every anc
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
 from bombus.methods._mean_teacher import require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
-from bombus.methods._optim import apply_gradients, make_optimizer
+from bombus.methods._optim import apply_gradients, fitting_rate, make_optimizer
 from bombus.methods._passes import Pass, Passes
 from bombus.methods._shift import LevelDetector, ShiftDetector
 from bombus.methods._state import Weights
@@ -34,6 +36,7 @@ from bombus.methods._teacher import move_towards
 from bombus.methods._warmup import shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
 
+FITTING = 0.0083  # by which part of itself the median tensor moves, where no rate is given
 ANCHOR_BYTES = 4 * 2**30  # a full pool larger than this is kept on the host
 
 
@@ -73,7 +76,12 @@ class Bee(Adapter):
             self.model, self.blocks if config.warmup_blocks == "all" else ()
         )
         self.deep = Weights({n: p for n, p in prepared.items() if n not in self.adapted})
-        self.optimizer = make_optimizer(self.parameters, config.optimizer, config.lr)
+        lr = config.lr
+        if lr is None:
+            one_rate = config.optimizer == "adam"
+            lr = fitting_rate(self.parameters, FITTING) if one_rate else FITTING
+            self.config = config = replace(config, lr=lr)
+        self.optimizer = make_optimizer(self.parameters, config.optimizer, lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
         self.anchors = AnchorPool(config.anchors, on_host=self._anchors_on_host())
