@@ -14,14 +14,18 @@
 #   severities    all five of the test stream, begun in the background; `small` waits for them
 #   small         what docs/streams.md still lacks, on the WRN-16-1
 #   timed:COMMAND a command and its seconds (spaces as commas)
+#   lanes:FILE    a line of stages a lane, side by side (lab/lanes)
+#   NAME=VALUE    for the stages that follow in its lane
 set -e
 here=$(pwd)
-pieces=$1 keep=$2
+pieces=$1
+mkdir -p "$2" "$pieces/out"
+keep=$(cd "$2" && pwd)
 shift 2
 export PYTHONPATH="$here/src:$here/$pieces/site" PYTHON=python3 PYTHONUNBUFFERED=1 TQDM_DISABLE=1
 export TERM=dumb COLUMNS=160
 out=$pieces/out
-mkdir -p "$out/cifar10" "$out/weights" "$keep"
+mkdir -p "$out/cifar10" "$out/weights"
 for file in "$pieces"/w1/* "$pieces"/w2/*; do
   [ -e "$file" ] && ln -sf "$here/$file" "$out/weights/"
 done
@@ -37,9 +41,26 @@ pack() {
     -o -name '*.jsonl' -o -name 'results.json' -o -name 'log-*' \) -print | tar czf keep.part -T - &&
     mv keep.part "$keep/keep.tgz") 2>/dev/null || true
 }
-(while sleep 15; do pack; done) &
-keeper=$!
-trap 'kill $keeper; pack' EXIT
+if [ -z "$LANE" ]; then
+  (while sleep 15; do pack; done) &
+  keeper=$!
+  trap 'kill $keeper; pack' EXIT
+fi
+
+lanes() { # FILE: a line a lane, side by side
+  # A network of this size alone leaves an H200 half idle; through MPS processes share it, not its time.
+  export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  nvidia-cuda-mps-control -d 2>&1 || echo "without MPS, or it is running already"
+  name=$(basename "$1" .txt) n=0 begun_lanes=""
+  while read -r line; do
+    case $line in "#"* | "") continue ;; esac
+    n=$((n + 1))
+    (export LANE=$n && eval exec sh lab/bare.sh "$pieces" "$keep" "$line") >"$out/log-$name-$n" 2>&1 &
+    begun_lanes="$begun_lanes $!"
+  done <"$1"
+  for lane in $begun_lanes; do wait "$lane" || echo "a lane of $name failed; see log-$name-*"; done
+}
 
 make_data() {
   python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$DATA"
@@ -50,6 +71,10 @@ make_data() {
 }
 
 for stage in "$@"; do
+  case $stage in
+    timed:* | lanes:*) ;;
+    *=*) export "${stage?}" && continue ;;
+  esac
   begun=$(date +%s)
   number=$(echo "$stage" | sed 's/^[a-z]*\([0-9]*\).*/\1/') part=${stage#*-}
   export SEED=${number:-1}
@@ -67,18 +92,18 @@ for stage in "$@"; do
         sleep 1
       done
       ;;
-    wrn*-*) sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60 ;;
+    wrn*-*) sh lab/wrn-28-10.sh "$part" || echo "$stage failed" ;;
     rescaled*-*)
       file=$out/rescaled.safetensors
       [ -e "$file" ] || python3 lab/rescale.py $WEIGHTS --as-begun --norms 0.33 --out "$file"
-      WEIGHTS=$file OUT=$out/rescaled sh lab/wrn-28-10.sh "$part" 2>&1 | tail -n 60
+      WEIGHTS=$file OUT=$out/rescaled sh lab/wrn-28-10.sh "$part" || echo "$stage failed"
       ;;
-    vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" 2>&1 | tail -n 60 ;;
+    vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" || echo "$stage failed" ;;
     small)
       (
         export WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 PRECISION=fp32
         export WARMUP=src/bombus/demo/bee-warmup.safetensors OUT=$out/streams
-        METHODS=bee sh lab/streams.sh continual recurring &
+        METHODS=bee sh lab/streams.sh continual mixed correlated recurring &
         METHODS=cotta sh lab/streams.sh recurring &
         METHODS=cotta sh lab/streams.sh mixed correlated &
         while [ ! -e "$out/all-ready" ]; do sleep 1; done
@@ -88,7 +113,8 @@ for stage in "$@"; do
         wait
       ) >"$out/log-small" 2>&1
       ;;
-    timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" 2>&1 | tail -n 30 ;;
+    lanes:*) lanes "${stage#lanes:}" ;;
+    timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" || echo "$stage failed" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;
   esac
   echo "== $stage: $(($(date +%s) - begun)) s"

@@ -41,7 +41,7 @@ paper() { # NAME
   # shellcheck disable=SC2086
   $PYTHON -m bombus paper "$name" --scale full --weights $WEIGHTS --data "$DATA" --precision bf16 \
     --source "$SOURCE" --warmup "$OUT/prepared-seed{seed}.safetensors" --clean "$CLEAN" \
-    --first-seed "$SEED" --out "$OUT/$name" --runs "$OUT/runs" \
+    --first-seed "$SEED" --out "$OUT/$name${LANE:+-lane$LANE}" --runs "$OUT/runs" \
     ${METHODS:+--methods $METHODS} ${SET:+--set $SET}
 }
 
@@ -50,7 +50,7 @@ sweep() { # VARIANTS OPTIONS...
   shift
   # shellcheck disable=SC2086
   $PYTHON lab/sweep.py "lab/variants/$variants.json" --benchmark cifar10-c --weights $WEIGHTS \
-    --data "$DATA" --precision bf16 --seed "$SEED" --out "$OUT/$variants-seed$SEED.jsonl" \
+    --data "$DATA" --precision bf16 --seed "$SEED" --out "$OUT/$variants${LANE:+-lane$LANE}-seed$SEED.jsonl" \
     --part "${PART:-0/1}" "$@"
 }
 
@@ -67,9 +67,12 @@ pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepa
 prepared() { # NAME SETTINGS...
   file="$OUT/${1:-prepared}-seed$SEED.safetensors"
   [ $# -gt 0 ] && shift
-  # shellcheck disable=SC2086
-  [ -e "$file" ] || $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" \
-    --precision bf16 --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
+  if mkdir "$file.begun" 2>/dev/null; then
+    # shellcheck disable=SC2086
+    $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
+      --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
+  fi
+  until [ -e "$file" ]; do sleep 1; done # another lane is at it
   echo "$file"
 }
 
