@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 from bombus.cli import main
+from bombus.lock import locked
 from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
 from bombus.paper.layout import write_variants
@@ -127,6 +132,59 @@ def test_no_cell_is_run_twice_after_an_interruption(
     assert begun == ["tent1", "bn1", "tent2", "tent2", "bn2"]
     assert [len(f.runs) for f in finished] == [2, 2]
     assert {run.seed for f in finished for run in f.runs} == {1, 2}
+
+
+def test_processes_that_share_a_folder_share_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cell is run by one of them, and both lay out all; threads here, as locks go by file."""
+    place = Place(samples=6, batch_size=3)
+    settings = replace(place.settings("bn", "cifar10-c"), domains=("fog",))
+    cells = [Cell(f"{n}", replace(settings, samples=n)) for n in (3, 6, 9, 12)]
+    from bombus.runs import Run
+
+    begun: list[tuple[str, int | None]] = []
+    execute, both = Run.execute, threading.Barrier(2)
+
+    def counted(self: Run, out: Path, **options: Any) -> dict[str, Any]:
+        begun.append((threading.current_thread().name, self.settings.samples))
+        if len(begun) <= 2:
+            both.wait(20)  # neither is done before the other has begun
+        return execute(self, out, **options)
+
+    monkeypatch.setattr(Run, "execute", counted)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: run_cells(cells, (1,), tmp_path), range(2))
+    assert sorted(samples for _, samples in begun) == [3, 6, 9, 12]
+    assert len({thread for thread, _ in begun}) == 2
+    assert [f.means for f in one] == [f.means for f in other]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_another_process_leaves_unfinished_is_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(samples=3, batch_size=3)
+    cell = Cell("bn", replace(place.settings("bn", "cifar10-c"), domains=("fog",)))
+    folder = folder_of(cell, 1, tmp_path)
+    titles: list[str] = []
+
+    @contextmanager
+    def watching(title: str) -> Iterator[None]:
+        titles.append(title)
+        if "another" in title:
+            died.set()
+        yield
+
+    died = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / f".{folder.name}.lock"):
+            told = pool.submit(run_cells, [cell], (1,), tmp_path, watching)
+            assert died.wait(20)
+            assert not told.done()
+        (finished,) = told.result()
+    assert titles == ["bn, by another process", "1/1 bn"]
+    assert finished.runs[0].method == "bn"
 
 
 def test_cells_of_the_same_settings_are_one_run(

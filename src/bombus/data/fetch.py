@@ -6,7 +6,6 @@ taken up where it stopped, and only a complete folder ever appears under its fin
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.client
 import json
@@ -19,11 +18,12 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bombus.errors import DataError
+from bombus.lock import locked
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 BLOCK = 1 << 20
@@ -91,7 +91,7 @@ def get_cifar10(cache: Path | None = None, *, progress: Progress | None = None) 
         raise DataError(
             f"The cache folder {cache} cannot be written to ({error}); set BOMBUS_CACHE to another."
         ) from error
-    with _locked(cache / "cifar10.lock"):
+    with locked(cache / "cifar10.lock"):
         if _is_complete(folder):  # another process was faster
             return folder
         reasons = []
@@ -255,19 +255,3 @@ def _unpack(path: Path, archive: Archive, folder: Path) -> None:
         raise DataError(f"{path.name} cannot be unpacked ({error})") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process fetches, the others wait for it. The lock goes with its process."""
-    with path.open("ab") as file:
-        with contextlib.suppress(OSError):  # some network disks have no locks: then without
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,5 +1,7 @@
 """Running an experiment's cells: each once, whatever interrupts, with the time that is left.
 
+Processes that share a folder of runs share the work: each takes what none of the others is at.
+
 A run's folder is named after its settings, so experiments that share a folder of runs share the
 runs too: BEE as it is stands in six of the ten. It is prepared once a seed, by its own settings and
 those of a cell that are about the warm-up, whatever the cell switches off afterwards: what a part
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bombus.data.benchmarks import find_benchmark
+from bombus.lock import locked
 from bombus.methods import find_method
 from bombus.paper import Cell, Finished, as_text
 from bombus.provenance import file_digests
@@ -52,20 +55,39 @@ def run_cells(
     from bombus.runs import Run
 
     jobs = {folder_of(cell, seed, runs): (cell, seed) for seed in seeds for cell in cells}
-    waiting = {folder: job for folder, job in jobs.items() if not (folder / RESULT).is_file()}
-    done = len(jobs) - len(waiting)
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
-    begun = time.perf_counter()
-    for number, (folder, (cell, seed)) in enumerate(waiting.items()):
-        settings = _prepared(for_seed(cell.settings, seed), runs)
-        place = f"{done + number + 1}/{len(jobs)}"
-        left = _time_left(time.perf_counter() - begun, number, len(waiting))
-        key = (settings.benchmark, settings.data)
-        if key not in images:
-            images[key] = find_benchmark(settings.benchmark).open(settings.data)
-        with watching(f"{place} {cell.name}{left}") as watch:
-            Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+    begun, ran = time.perf_counter(), 0
+    runs.mkdir(parents=True, exist_ok=True)
+    while waiting := [folder for folder in jobs if not (folder / RESULT).is_file()]:
+        taken = 0
+        for folder in waiting:
+            cell, seed = jobs[folder]
+            with locked(_lock(folder), wait=False) as ours:
+                taken += not ours
+                if not ours or (folder / RESULT).is_file():
+                    continue
+                left = [f for f in jobs if not (f / RESULT).is_file()]
+                place = f"{len(jobs) - len(left) + 1}/{len(jobs)}"
+                rest = _time_left(time.perf_counter() - begun, ran, len(left))
+                settings = _prepared(for_seed(cell.settings, seed), runs)
+                key = (settings.benchmark, settings.data)
+                if key not in images:
+                    images[key] = find_benchmark(settings.benchmark).open(settings.data)
+                with watching(f"{place} {cell.name}{rest}") as watch:
+                    Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+                ran += 1
+                _lock(folder).unlink(missing_ok=True)
+        if taken == len(
+            waiting
+        ):  # others are at all that is left; if one of them dies, we are here
+            name = jobs[waiting[0]][0].name
+            with watching(f"{name}, by another process"), locked(_lock(waiting[0])):
+                pass
     return [_finished(cell, seeds, runs) for cell in cells]
+
+
+def _lock(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
 
 
 def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
@@ -113,8 +135,10 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
     asked = {name: plain.to_dict()[name] for name in deciding}
     asked |= {"set": _chosen(plain), "files": file_digests(plain.weights, None)}
     file = runs / f"bee-prepared-{_digest(asked)}-seed{settings.seed}.safetensors"
-    if not file.exists():
-        make_warmup(plain, file)
+    with locked(_lock(file)):
+        if not file.exists():
+            make_warmup(plain, file)
+    _lock(file).unlink(missing_ok=True)
     return replace(settings, source=file)
 
 
@@ -127,8 +151,8 @@ def _finished(cell: Cell, seeds: Sequence[int], runs: Path) -> Finished:
     return Finished(cell, folders, tuple(map(read_run, folders)))
 
 
-def _time_left(seconds: float, done: int, total: int) -> str:
+def _time_left(seconds: float, done: int, left: int) -> str:
     if not done:
         return ""
-    minutes = seconds / done * (total - done) / 60
+    minutes = seconds / done * left / 60
     return f" ({minutes:.0f} min left)" if minutes >= 1 else " (< 1 min left)"
