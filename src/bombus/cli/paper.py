@@ -42,6 +42,7 @@ def paper(
 
     Writes OUT/results.json, OUT/table.txt, .md and .tex, and the figure as .svg and .png. Called
     again, it goes on where it stopped: no run is made twice, nor one that another table has made.
+    Started in several terminals at once, or on several GPUs with --device, they share the runs.
 
     Examples:
         bombus paper ablation
