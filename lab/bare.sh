@@ -14,7 +14,7 @@
 #   severities    all five of the test stream, begun in the background; `small` waits for them
 #   small         what docs/streams.md still lacks, on the WRN-16-1
 #   timed:COMMAND a command and its seconds (spaces as commas)
-#   lanes:FILE    a line of stages a lane, side by side (lab/lanes)
+#   lanes:FILE    a line of stages a lane, side by side (the plans in lab/lanes)
 #   NAME=VALUE    for the stages that follow in its lane
 set -e
 here=$(pwd)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,36 +58,45 @@ def run_cells(
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
     begun, ran = time.perf_counter(), 0
     runs.mkdir(parents=True, exist_ok=True)
-    while waiting := [folder for folder in jobs if not (folder / RESULT).is_file()]:
+    while waiting := [folder for folder in jobs if not _is_finished(folder)]:
         taken = 0
         for folder in waiting:
             cell, seed = jobs[folder]
             with locked(_lock(folder), wait=False) as ours:
                 taken += not ours
-                if not ours or (folder / RESULT).is_file():
-                    continue
-                left = [f for f in jobs if not (f / RESULT).is_file()]
-                place = f"{len(jobs) - len(left) + 1}/{len(jobs)}"
-                rest = _time_left(time.perf_counter() - begun, ran, len(left))
-                settings = _prepared(for_seed(cell.settings, seed), runs)
-                key = (settings.benchmark, settings.data)
-                if key not in images:
-                    images[key] = find_benchmark(settings.benchmark).open(settings.data)
-                with watching(f"{place} {cell.name}{rest}") as watch:
-                    Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
-                ran += 1
-                _lock(folder).unlink(missing_ok=True)
-        if taken == len(
-            waiting
-        ):  # others are at all that is left; if one of them dies, we are here
+                if ours and not _is_finished(folder):
+                    left = [f for f in jobs if not _is_finished(f)]
+                    place = f"{len(jobs) - len(left) + 1}/{len(jobs)}"
+                    rest = _time_left(time.perf_counter() - begun, ran, len(left))
+                    settings = _prepared(for_seed(cell.settings, seed), runs)
+                    key = (settings.benchmark, settings.data)
+                    if key not in images:
+                        images[key] = find_benchmark(settings.benchmark).open(settings.data)
+                    with watching(f"{place} {cell.name}{rest}") as watch:
+                        Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+                    ran += 1
+                if ours:
+                    _forget(_lock(folder))
+        if taken == len(waiting):  # others are at all that is left; should one die, it is ours
             name = jobs[waiting[0]][0].name
             with watching(f"{name}, by another process"), locked(_lock(waiting[0])):
-                pass
+                if _is_finished(waiting[0]):  # else the lock is still what the others wait at
+                    _forget(_lock(waiting[0]))
     return [_finished(cell, seeds, runs) for cell in cells]
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / RESULT).is_file()
 
 
 def _lock(path: Path) -> Path:
     return path.parent / f".{path.name}.lock"
+
+
+def _forget(lock: Path) -> None:
+    """Of what is finished; only by who holds it."""
+    with suppress(OSError):  # Windows keeps what is open
+        lock.unlink()
 
 
 def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
@@ -138,7 +147,7 @@ def _prepared(settings: RunSettings, runs: Path) -> RunSettings:
     with locked(_lock(file)):
         if not file.exists():
             make_warmup(plain, file)
-    _lock(file).unlink(missing_ok=True)
+        _forget(_lock(file))
     return replace(settings, source=file)
 
 
