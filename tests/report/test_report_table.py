@@ -60,6 +60,44 @@ def test_seeds_are_averaged_and_spread_is_the_sample_deviation(tables_of):
     assert "\\textbf{22.7 $\\pm$ 3.06}" in to_latex([table])
 
 
+def test_what_all_rows_share_is_said_once(tables_of):
+    runs = [(m, (e, e, e), {"seed": n}) for m, e in (("a", 9.0), ("b", 8.0)) for n in (1, 2)]
+    (table,) = tables_of(*runs)
+    assert labels(table) == ["a", "b"]
+    assert table.notes == ("± is the standard deviation over 2 seeds.",)
+
+
+def test_the_quickest_seed_says_what_a_batch_costs(tables_of):
+    def took(ms, forwards):
+        passes = {"forwards_per_batch": forwards, "backwards_per_batch": 1}
+        return {"cost": {"ms_per_batch": ms, "peak_memory_mb": 50.4, **passes}}
+
+    (table,) = tables_of(
+        ("cotta", (9.0, 9.0, 9.0), {"seed": 1, **took(70.0, 12.0797)}),
+        ("cotta", (9.0, 9.0, 9.0), {"seed": 2, **took(50.26, 12.0791)}),
+        cost=True,
+    )
+    line = to_text([table]).splitlines()[-4]
+    assert "50.3" in line
+    assert " 12.08 " in line
+    assert " 1 " in line
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        ({"weights_sha256": "f" * 64}, "weights"),
+        ({"precision": "bf16", "batch": 100}, "batch size and precision"),
+        ({"samples": 100}, "number of images"),
+        ({"data": {"name": "cifar10-c", "folder": "elsewhere"}}, None),
+    ],
+)
+def test_runs_that_do_not_answer_the_same_question_are_told_of(tables_of, other, differing):
+    (table,) = tables_of(("a", (9.0, 9.0, 9.0), {}), ("b", (9.0, 9.0, 9.0), other))
+    told = f"The runs differ in their {differing}: compare with care."
+    assert table.notes == ((told,) if differing else ())
+
+
 def test_best_and_second_best_with_ties_as_shown(tables_of):
     (table,) = tables_of(
         ("a", (20.0, 20.01, 5.0), {}),

@@ -20,7 +20,12 @@ class Group:
     runs: tuple[RunResult, ...]
 
     @property
+    def name(self) -> str:
+        return f"{self.method} ({self.difference})" if self.difference else self.method
+
+    @property
     def label(self) -> str:
+        """With the number of seeds, where there are several."""
         seeds = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
         inside = "; ".join(part for part in (self.difference, seeds) if part)
         return f"{self.method} ({inside})" if inside else self.method

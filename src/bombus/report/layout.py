@@ -123,14 +123,25 @@ def _table(
     }
     beside = _columns_beside(printed, digits)
     columns += [*beside, *extra]
+    counts = {len(group.runs) for group in groups}
+    # What all rows have in common is said once, below.
+    seeds = counts.pop() if len(groups) > 1 and len(counts) == 1 else None
     ours = [
-        _row(group, beside, printed.get(group.method, ()), extra, intervals) for group in groups
+        _row(
+            group.label if seeds is None else group.name,
+            group.runs,
+            beside,
+            printed.get(group.method, ()),
+            extra,
+            intervals,
+        )
+        for group in groups
     ]
     ours = mark_best(ours, columns)
     rows: list[Row] = []
     notes: dict[str, None] = {}
     if any(row.seeds > 1 for row in ours):
-        notes[spread_note(intervals)] = None
+        notes[spread_note(intervals, seeds)] = None
     for group, row in zip(groups, ours, strict=True):
         rows.append(row)
         variants = [g for g in groups if g.method == group.method]
@@ -183,13 +194,13 @@ def _columns_beside(printed: Mapping[str, Sequence[PublishedRow]], digits: int) 
 
 
 def _row(
-    group: Group,
+    label: str,
+    runs: Sequence[RunResult],
     beside: Sequence[Column],
     printed: Sequence[PublishedRow],
     extra: Sequence[Column],
     intervals: bool,
 ) -> Row:
-    runs = group.runs
     by_domain = zip(*(run.domains for run in runs), strict=True)
     cells = [error_cell([d.error for d in same], intervals) for same in by_domain]
     if not intervals:
@@ -199,8 +210,8 @@ def _row(
     cells += [means.get(column.head, Cell()) for column in beside]
     facts = {**costs_of(runs), **qualities_of(runs)}
     cells += [Cell(facts[column.name]) for column in extra]
-    label = marked(group.label, runs)
-    return Row(label, group.method, len(runs), tuple(cells), section=section_of(runs))
+    method = runs[0].method
+    return Row(marked(label, runs), method, len(runs), tuple(cells), section=section_of(runs))
 
 
 def marked(label: str, runs: Sequence[RunResult]) -> str:
@@ -219,9 +230,10 @@ def without_lone_section(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def spread_note(intervals: bool) -> str:
+def spread_note(intervals: bool, seeds: int | None = None) -> str:
+    """`seeds`: how many every row has, if they agree."""
     what = "half of the 95 % interval of the mean" if intervals else "the standard deviation"
-    return f"± is {what} over seeds."
+    return f"± is {what} over {f'{seeds} ' if seeds else ''}seeds."
 
 
 def error_cell(errors: Sequence[float], intervals: bool) -> Cell:

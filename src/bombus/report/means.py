@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bombus.report.columns import Column
 from bombus.report.groups import Group, group_runs, severity_of, split_by_task, stream_label
@@ -61,7 +60,7 @@ def _row(found: Sequence[Group | None], intervals: bool) -> Row:
     seeds = {len(group.runs) for group in groups}
     runs = [run for group in groups for run in group.runs]
     # Where the tasks were run with different numbers of seeds, no one number is right.
-    label = groups[0].label if len(seeds) == 1 else replace(groups[0], runs=()).label
+    label = groups[0].label if len(seeds) == 1 else groups[0].name
     cells = [
         error_cell([run.mean_error for run in group.runs], intervals) if group else Cell()
         for group in found
