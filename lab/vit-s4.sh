@@ -29,7 +29,7 @@ sweep() { # VARIANTS OPTIONS...
 prepared() { # NAME SETTINGS...
   file="$OUT/vit-$1-seed$SEED.safetensors"
   shift
-  if mkdir "$file.begun" 2>/dev/null; then
+  if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
     $PYTHON -m bombus warmup bee --benchmark cifar10-c --backbone vit-s4-32 --weights $WEIGHTS \
       --data "$SOURCE" --precision bf16 --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2

@@ -67,7 +67,7 @@ pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepa
 prepared() { # NAME SETTINGS...
   file="$OUT/${1:-prepared}-seed$SEED.safetensors"
   [ $# -gt 0 ] && shift
-  if mkdir "$file.begun" 2>/dev/null; then
+  if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
     $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
       --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
