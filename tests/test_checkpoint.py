@@ -40,6 +40,21 @@ def test_saving_again_leaves_two_files(tmp_path: Path) -> None:
     assert checkpoint.load_state(tmp_path)[0]["a"] == 2.0
 
 
+def test_a_strangers_manifest_is_not_replaced(tmp_path: Path) -> None:
+    theirs = tmp_path / "manifest.json"
+    for text in ('{"name": "my app", "icons": []}', "[1, 2]"):
+        theirs.write_text(text)
+        with pytest.raises(
+            CheckpointError, match=r"holds a manifest\.json that is no checkpoint's"
+        ):
+            checkpoint.save_state(tmp_path, STATE, {})
+        assert theirs.read_text() == text
+        assert list(tmp_path.iterdir()) == [theirs]
+    theirs.write_text('{"format": 2, "meta"')  # a damaged one of ours is made whole
+    checkpoint.save_state(tmp_path, STATE, {})
+    assert tree_hash(checkpoint.load_state(tmp_path)[0]) == tree_hash(STATE)
+
+
 def test_a_part_that_stayed_the_same_is_not_written_again(tmp_path: Path) -> None:
     (tmp_path / "mine.safetensors").write_bytes(b"somebody else's")
     large = {"w": torch.randn(10)}

@@ -204,3 +204,15 @@ def test_a_file_in_the_index_without_a_method_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr("bombus.methods.INDEX", ("source", "_norm"))
     with pytest.raises(ConfigError, match=r"methods/_norm\.py is in the index and registers no"):
         bombus.known_methods()
+
+
+def test_arguments_in_the_wrong_places_are_told_apart() -> None:
+    model: Any = OwnResNet.trained()
+    with pytest.raises(ConfigError, match=r"Got a OwnResNet as the folder, expected bombus.load"):
+        bombus.load(model, "state")  # type: ignore[arg-type]
+    with pytest.raises(bombus.BombusError, match="There is no method named 'OwnResNet'; choose"):
+        bombus.adapt("tent", model)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Got a OrderedDict as the model.*by load_state_dict"):
+        bombus.adapt(model.state_dict(), "tent")
+    with pytest.raises(bombus.BombusError, match="no method named 'BEE'; did you mean 'bee'"):
+        bombus.adapt(model, "BEE")

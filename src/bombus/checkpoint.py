@@ -75,6 +75,7 @@ def save_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> 
 
 def _write_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_a_strangers_manifest(folder)
     stored: dict[str, dict[str, Any]] = {}
     for part, tree in parts.items():
         tensors: dict[str, Tensor] = {}
@@ -92,6 +93,19 @@ def _write_state(folder: Path, parts: Mapping[str, Any], meta: dict[str, Any]) -
         for old in folder.glob(f"{part}-{'[0-9a-f]' * 16}.safetensors"):
             if old.name != kept["tensors"]:
                 old.unlink(missing_ok=True)
+
+
+def _refuse_a_strangers_manifest(folder: Path) -> None:
+    """Other tools keep a manifest.json too; a damaged one of ours may be replaced."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return
+    if not isinstance(found, dict) or not {"format", "meta"} <= found.keys():
+        raise CheckpointError(
+            f"{folder} holds a {MANIFEST} that is no checkpoint's, and saving there would replace "
+            "it; choose another folder."
+        )
 
 
 def _is_whole(path: Path, digest: str, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Read when torch is first imported. Threads that spin while they wait for each other made TENT
     # on the demo seven times slower on a machine with one other busy process, and no faster alone.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    log = logging.getLogger("bombus")
+    log.disabled = True  # what methods find is printed with their runs
     try:
         if arguments[:1] == ["--version"]:
             from bombus import __version__
@@ -77,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         _stop(f"{error.strerror or error}{where}.", 2)
+    finally:
+        log.disabled = False
 
 
 def _dispatch(

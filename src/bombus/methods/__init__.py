@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,5 +133,9 @@ def load(folder: str | Path, model: nn.Module) -> Adapter:
     """Resume an adapter saved with `adapter.save(folder)`, given its source model."""
     from bombus import checkpoint
 
+    if not isinstance(folder, str | PathLike):
+        raise ConfigError(
+            f"Got a {type(folder).__name__} as the folder, expected bombus.load(folder, model)."
+        )
     method = checkpoint.load_meta(Path(folder))["method"]
     return find_method(method).load(folder, model)

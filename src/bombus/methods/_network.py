@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -24,8 +24,13 @@ def bare(model: nn.Module) -> nn.Module:
     on one device, where its state is.
     """
     if not isinstance(model, nn.Module):
+        remedy = ""
+        if isinstance(model, Mapping):  # its weights alone, as torch.load gives them
+            remedy = "; build the network and give it these by load_state_dict"
+        given = repr(model) if isinstance(model, str | None) else f"a {type(model).__name__}"
         raise ConfigError(
-            f"Got {model!r:.60} as the model, expected a trained classifier, a torch.nn.Module."
+            f"Got {given:.60} as the model, expected a trained classifier, a torch.nn.Module"
+            f"{remedy}."
         )
     original = getattr(model, "_orig_mod", model)
     network = original if isinstance(original, nn.Module) else model

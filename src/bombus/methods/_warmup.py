@@ -67,7 +67,8 @@ def warm_up(bee: Bee, source: Source) -> None:
             "The source has no images to learn from; give at least one batch of them, of two or "
             "more where the network has BatchNorm."
         )
-    _look_into_the_mirror(bee, first)
+    if len(first) >= ENOUGH_TO_TELL:
+        look_into_the_mirror(bee, bee.teach(bee.passes.views(first)).logits)
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
     if _read_cached(bee, cached):
         return
@@ -80,17 +81,17 @@ def warm_up(bee: Bee, source: Source) -> None:
     _cache(bee, cached)
 
 
-def _look_into_the_mirror(bee: Bee, x: Tensor) -> None:
+def look_into_the_mirror(bee: Bee, logits: Tensor, too_many: float = TOO_MANY_DIFFER) -> None:
     """Text, digits and signs change their class in a mirror, and `bee` learns that they do not."""
-    if bee.passes.views_count < 2 or len(x) < ENOUGH_TO_TELL:
+    if bee.passes.views_count < 2 or len(logits) < 2 * ENOUGH_TO_TELL:
         return
-    image, mirror_image = bee.teach(bee.passes.views(x)).logits.argmax(1).chunk(2)
+    image, mirror_image = logits.argmax(1).chunk(2)
     share = (image != mirror_image).float().mean().item()
-    if share > TOO_MANY_DIFFER:
+    if share > too_many:
         bee.event(
             "mirror images differ",
             share=round(share, 3),
-            reason="the network answers so many mirrored source images otherwise; if their class "
+            reason=f"the network answers {share:.0%} of mirrored images otherwise; if their class "
             "does change in a mirror, set views to one",
         )
 

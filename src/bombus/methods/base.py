@@ -32,6 +32,7 @@ from bombus.data.augment import View
 from bombus.errors import CheckpointError, ConfigError
 from bombus.fields import Seed, check_fields
 from bombus.methods import _state
+from bombus.methods._caution import Cautions
 from bombus.methods._network import bare, own_copy, try_out, uncached_autocast
 from bombus.methods._norm import batch_norms
 from bombus.methods._optim import LONG_STRIDE, USUAL_STRIDE, stride
@@ -112,6 +113,7 @@ class Adapter(ABC):
         self.source_sha256 = state_sha256(model)
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.last = Report()
+        self._cautions = Cautions(self.name)
         self._events: list[dict[str, Any]] = []
         self._early_events: list[dict[str, Any]] = []  # of `prepare`, for the first report
         self._signals: dict[str, float] = {}
@@ -132,6 +134,7 @@ class Adapter(ABC):
                 self._prepare(source if self.needs != "none" else None)
                 self._look_at_the_stride()
                 self._early_events = self._events
+                self._cautions.of_events(self._events)
                 self._fresh = _state.clone(self.state_dict())
             else:
                 self._fill(state["prepared"])
@@ -201,8 +204,12 @@ class Adapter(ABC):
             alone = len(clean) == 1 and self.alone_is_too_few
             answer = self.answer if alone else self.step
             logits = self._checked(answer(clean), len(clean)) if len(clean) else None
+        self._cautions.of_events(self._events)
         for position, reason in gated.rejected.items():
             self.event("rejected", sample=position, reason=reason)
+        self._cautions.of_rejected(gated.rejected, len(x))
+        if alone:
+            self._cautions.of_one_alone()
         self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals, self._phases)
         return self._scatter(logits, gated, x)
 

@@ -1,4 +1,4 @@
-"""BEE: a mean teacher that follows a multi-level consistency loss, with replay.
+"""BEE: a mean teacher that follows a multi-level consistency loss, and may replay old selves.
 
 Yang, Wen, Ma, Xu, Learn Faster and Remember More: Balancing Exploration and Exploitation for
 Continual Test-time Adaptation, 2025, https://arxiv.org/abs/2508.12643; no code published.
@@ -33,7 +33,7 @@ from bombus.methods._passes import Pass, Passes
 from bombus.methods._shift import LevelDetector, ShiftDetector
 from bombus.methods._state import Weights
 from bombus.methods._teacher import move_towards
-from bombus.methods._warmup import shallow_blocks, warm_up
+from bombus.methods._warmup import look_into_the_mirror, shallow_blocks, warm_up
 from bombus.methods.base import Adapter, Source
 
 FITTING = 0.0083  # by which part of itself the median tensor moves, where no rate is given
@@ -306,6 +306,7 @@ class Bee(Adapter):
         for level in self.levels:
             codes = draw_codes(start.descriptors[level], self.config.codes, self.generator)
             self.codebooks.start(level, codes)
+        look_into_the_mirror(self, start.logits, too_many=0.6)  # of corrupted images more differ
         self.event("source-free", reason="no source data: codes drawn from the first batch")
 
 

@@ -1,0 +1,45 @@
+"""Cautions for whoever calls a method from Python: warnings of the log "bombus", each said once.
+
+The command line prints events itself, and keeps this log quiet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LOG = logging.getLogger("bombus")
+
+
+class Cautions:
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.said: set[str] = set()
+
+    def of_events(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """What a method found before the stream, or in its first batch."""
+        for event in events:
+            if "reason" in event:
+                self._say(event["event"], f"{event['event']}: {event['reason']}")
+
+    def of_rejected(self, rejected: Mapping[int, str], images: int) -> None:
+        if rejected:
+            why = next(iter(rejected.values()))
+            self._say(
+                "rejected",
+                f"{len(rejected)} of {images} images were set aside ({why}), their answers are "
+                "NaN; adapter.last.rejected says which, after every call",
+            )
+
+    def of_one_alone(self) -> None:
+        self._say(
+            "alone",
+            "one image alone has no batch statistics, so it is answered and nothing is learnt from "
+            "it; give batches",
+        )
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind not in self.said:
+            self.said.add(kind)
+            LOG.warning("%s: %s (said once)", self.method, text)
