@@ -57,29 +57,34 @@ def run_cells(
     jobs = {folder_of(cell, seed, runs): (cell, seed) for seed in seeds for cell in cells}
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
     begun, ran = time.perf_counter(), 0
+
+    def run(folder: Path) -> None:
+        cell, seed = jobs[folder]
+        left = sum(not _is_finished(other) for other in jobs)
+        title = f"{len(jobs) - left + 1}/{len(jobs)} {cell.name}"
+        title += _time_left(time.perf_counter() - begun, ran, left)
+        settings = _prepared(for_seed(cell.settings, seed), runs)
+        key = (settings.benchmark, settings.data)
+        if key not in images:
+            images[key] = find_benchmark(settings.benchmark).open(settings.data)
+        with watching(title) as watch:
+            Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+
     runs.mkdir(parents=True, exist_ok=True)
     while waiting := [folder for folder in jobs if not _is_finished(folder)]:
         taken = 0
         for folder in waiting:
-            cell, seed = jobs[folder]
             with locked(_lock(folder), wait=False) as ours:
-                taken += not ours
-                if ours and not _is_finished(folder):
-                    left = [f for f in jobs if not _is_finished(f)]
-                    place = f"{len(jobs) - len(left) + 1}/{len(jobs)}"
-                    rest = _time_left(time.perf_counter() - begun, ran, len(left))
-                    settings = _prepared(for_seed(cell.settings, seed), runs)
-                    key = (settings.benchmark, settings.data)
-                    if key not in images:
-                        images[key] = find_benchmark(settings.benchmark).open(settings.data)
-                    with watching(f"{place} {cell.name}{rest}") as watch:
-                        Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+                if not ours:
+                    taken += 1
+                    continue
+                if not _is_finished(folder):
+                    run(folder)
                     ran += 1
-                if ours:
-                    _forget(_lock(folder))
+                _forget(_lock(folder))
         if taken == len(waiting):  # others are at all that is left; should one die, it is ours
-            name = jobs[waiting[0]][0].name
-            with watching(f"{name}, by another process"), locked(_lock(waiting[0])):
+            cell, _ = jobs[waiting[0]]
+            with watching(f"{cell.name}, by another process"), locked(_lock(waiting[0])):
                 if _is_finished(waiting[0]):  # else the lock is still what the others wait at
                     _forget(_lock(waiting[0]))
     return [_finished(cell, seeds, runs) for cell in cells]
