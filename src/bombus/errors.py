@@ -43,6 +43,9 @@ class UnknownNameError(BombusError, LookupError):
     def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
         names = sorted(known)
         given = given if isinstance(given, str) else type(given).__name__  # not a whole network
-        near = difflib.get_close_matches(given.lower(), names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names)}."
+        spelt = {name.lower(): name for name in names}
+        near = difflib.get_close_matches(given.lower(), spelt, n=1)
+        hint = (
+            f"did you mean {spelt[near[0]]!r}?" if near else f"choose one of: {', '.join(names)}."
+        )
         super().__init__(f"There is no {kind} named {given!r}; {hint}")

@@ -48,6 +48,7 @@ def _list(ledger: Path) -> None:
     """A folder at a time, for its files are named by what their runs have in common."""
     from bombus.methods import place
     from bombus.report.groups import stream_label
+    from bombus.report.page_summary import count
     from bombus.report.records import RESULT, RunResult, find_runs, read_run
 
     folders: dict[Path, dict[str, list[RunResult]]] = {}
@@ -61,7 +62,7 @@ def _list(ledger: Path) -> None:
         print(f"{folder}: {', '.join(facts)}")
         for name, runs in folders[folder].items():
             mean = sum(run.mean_error for run in runs) / len(runs)
-            print(f"  {name:<36} {mean:6.2f}  {len(runs)} seed{'s' if len(runs) > 1 else ''}")
+            print(f"  {name:<36} {mean:6.2f}  {count(len(runs), 'seed')}")
 
 
 def _documents(write: bool) -> None:

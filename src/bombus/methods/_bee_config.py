@@ -35,8 +35,8 @@ class BeeConfig(BaseConfig):
     WRN block1, ResNet layer1, ViT blocks 0-5. Empty: `adapts` decides; shallow is the first level
     of a CNN, the first half of a transformer's blocks."""
     optimizer: OptimizerName = "adam"
-    """Paper: Adam on CNNs, SGD on ViT. relative-adam: `lr` is the part of itself by which a tensor
-    moves; ours, not judged yet."""
+    """Paper: Adam on CNNs, SGD on ViT. relative-adam, ours: `lr` is the part of itself by which a
+    tensor moves. Extras and their pairs, WRN-28-10: Adam 5e-5 10.44, relative .01 10.40."""
     lr: NonNegative | None = None
     """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. None: what fits the network, .0083
     of its median weight tensor's size, for Adam's steps are as long as the rate whatever the

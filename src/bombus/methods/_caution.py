@@ -18,7 +18,7 @@ class Cautions:
         self.said: set[str] = set()
 
     def of_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """What a method found before the stream, or in its first batch."""
+        """What a method found, where it gives a reason; the first of a kind."""
         for event in events:
             if "reason" in event:
                 self._say(event["event"], f"{event['event']}: {event['reason']}")
