@@ -14,6 +14,7 @@
 #   severities    all five of the test stream, begun in the background; `small` waits for them
 #   small         what docs/streams.md still lacks, on the WRN-16-1
 #   timed:COMMAND a command and its seconds (spaces as commas)
+#   done:NAME, after:NAME  what one lane is through with, and what another waits for
 #   lanes:FILE    a line of stages a lane, side by side (the plans in lab/lanes)
 #   NAME=VALUE    for the stages that follow in its lane
 set -e
@@ -113,6 +114,8 @@ for stage in "$@"; do
         wait
       ) >"$out/log-small" 2>&1
       ;;
+    done:*) touch "$out/done-${stage#done:}" ;;
+    after:*) until [ -e "$out/done-${stage#after:}" ]; do sleep 1; done ;;
     lanes:*) lanes "${stage#lanes:}" ;;
     timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" || echo "$stage failed" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;

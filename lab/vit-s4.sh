@@ -9,9 +9,11 @@
 #   still    ways to prepare bee, without adaptation, on the extra corruptions, two visits of 10 batches
 #   choose   settings of bee, there, from the preparation PREPARED names
 #   rivals   settings of the others, there
-#   try      the preparation PREPARED, made with WARMUP="warmup_lr=3e-4": not adapted, then with VARIANTS
+#   prepare  the preparation PREPARED, made with WARMUP="warmup_lr=3e-4"
+#   try      that preparation, not adapted, then with VARIANTS
+#   refine   the best of all that was tried so far (lab/best.py), and one thing changed at a time
 #   rest     settings of CoTTA and Continual-MAE, there
-#   all      every method; SET_tent="lr=1e-4" and the like: what was chosen; bee from PREPARED, by WARMUP
+#   all      every method, with its best setting in these sweeps and in CHOSEN, an older one's results
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -27,8 +29,13 @@ sweep() { # VARIANTS OPTIONS...
 }
 
 prepared() { # NAME SETTINGS...
-  file="$OUT/vit-$1-seed$SEED.safetensors"
+  file="$OUT/vit-$1-seed$SEED.safetensors" known="$OUT/vit-$1.warmup"
   shift
+  if [ -e "$known" ]; then # shellcheck disable=SC2046
+    set -- $(cat "$known")
+  else
+    echo "$@" >"$known"
+  fi
   if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
     $PYTHON -m bombus warmup bee --benchmark cifar10-c --backbone vit-s4-32 --weights $WEIGHTS \
@@ -36,6 +43,12 @@ prepared() { # NAME SETTINGS...
   fi
   until [ -e "$file" ]; do sleep 1; done # another lane is at it
   echo "$file"
+}
+
+best() { # METHOD: SET, PREPARED
+  variable=$(echo "$1" | tr - _)
+  eval "$($PYTHON lab/best.py $CHOSEN $(ls "$OUT"/vit-*seed1.jsonl 2>/dev/null))"
+  eval "SET=\$SET_$variable PREPARED=\$PREPARED_$variable"
 }
 
 for part in "$@"; do
@@ -53,22 +66,28 @@ for part in "$@"; do
       ;;
     rivals) sweep vit-rivals --source "$SOURCE" ;;
     rest) sweep vit-rivals-rest --source "$SOURCE" ;;
+    prepare) # shellcheck disable=SC2086
+      prepared "$PREPARED" $WARMUP
+      ;;
     try)
-      # shellcheck disable=SC2086
-      file=$(prepared "$PREPARED" $WARMUP)
+      file=$(prepared "$PREPARED")
       sweep still --source "$file"
-      sweep "${VARIANTS:-vit-image}" --source "$file"
+      sweep "${VARIANTS:-vit-rates}" --source "$file"
+      ;;
+    refine)
+      best bee
+      # shellcheck disable=SC2086
+      sweep vit-refine --source "$(prepared "$PREPARED")" --common $SET
       ;;
     all)
       for method in ${METHODS:-source tent sar vdp vida bee bee-paper continual-mae cotta}; do
-        source=$SOURCE
-        # shellcheck disable=SC2086
-        [ "$method" = bee ] && source=$(prepared "${PREPARED:-plain}" $WARMUP)
-        chosen=$(eval echo "\$SET_$(echo "$method" | tr - _)")
+        source=$SOURCE SET=
+        [ "$method" = bee-paper ] || best "$method"
+        [ "$method" = bee ] && source=$(prepared "$PREPARED")
         # shellcheck disable=SC2086
         $PYTHON -m bombus run "$method" --benchmark cifar10-c --backbone vit-s4-32 \
           --weights $WEIGHTS --data "$DATA" --source "$source" --precision bf16 --seed "$SEED" \
-          --out "$OUT/vit-$method-seed$SEED" --resume ${chosen:+--set $chosen}
+          --out "$OUT/vit-$method-seed$SEED" --resume ${SET:+--set $SET}
       done
       ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
