@@ -367,3 +367,21 @@ def test_a_domain_named_twice_is_refused(
         main(["run", "bn", "--domains", "fog", "snow", "fog", "--out", str(tmp_path / "run")])
     assert "Got --domains with fog twice; for domains that come back" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_transformer_has_settings_of_its_own() -> None:
+    """On any benchmark, unless it has its own for transformers; and without any, from Python."""
+    vit, cnn = make_tiny("vit"), make_tiny("batchnorm")
+    tent = find_method("tent")
+    on_vit = RunSettings(method="tent", backbone="vit-s4-32")
+    assert make_config(tent, "demo-vit", on_vit).lr == 3e-5
+    assert make_config(tent, "cifar100-c", on_vit).lr == 3e-4, "published"
+    for adapter in (bombus.adapt(vit, "tent"), tent(vit), bombus.adapt(vit, "tent", seed=3)):
+        assert adapter.config.lr == 3e-5
+    assert bombus.adapt(vit, "tent", lr=1e-4).config.lr == 1e-4
+    assert bombus.adapt(vit, "tent", config=tent.Config()).config.lr == 1e-3
+    assert bombus.adapt(cnn, "tent").config.lr == tent(cnn).config.lr == 1e-3
+    bee = find_method("bee").Config
+    assert bee.for_network(vit).student_view == "none"
+    assert bee.for_benchmark("imagenet-c", "vit").sample_queue == 640
+    assert bee.for_network(cnn) == bee()

@@ -231,6 +231,7 @@ USUAL = {
     "lr": 0.03,
     "adapter_lr": 0.02,
     "source_lr": 0.05,
+    "source_view": "none",
     "augmentations": 3,
     "high_rank": 3,
     "momentum": 0.9,
@@ -319,7 +320,7 @@ def test_source_training_lowers_the_loss_and_leaves_the_network(adapt: Any) -> N
     with torch.no_grad():
         model.head.weight *= 20  # an untrained head, frozen, would let nothing be learnt
     batches = [(x, (10 * x.mean((1, 2, 3))).long() % 5) for x in noise_batches(4)]
-    settings = {"adapt": adapt, "source_lr": 1e-2, "source_images": 8 * 4 * 15}
+    settings = {"adapt": adapt, "source_lr": 1e-2, "source_images": 8 * 4 * 15, "source_view": "none"}
     adapter = Vida(model, Vida.Config(**settings), source=batches * 15)
 
     def loss(network: Any) -> float:

@@ -117,7 +117,8 @@ def adapt(
     Args:
         model: any classifier; it is copied, never changed.
         method: a name from `bombus list methods`.
-        config: the method's settings; its published CIFAR10-C defaults if left out.
+        config: the method's settings; if left out, those published for CIFAR10-C, or what suits a
+            transformer.
         source: batches of source data, for methods that need them; others never see it.
         input: what the model expects (range, channels), where it does not say so itself.
         settings: some of the method's own settings, by name; they go before those of `config`.
@@ -125,7 +126,10 @@ def adapt(
     chosen = find_method(method)
     require_settings(chosen, settings)
     if settings and (config is None or isinstance(config, chosen.Config)):
-        config = dataclasses.replace(config or chosen.Config(), **settings)
+        if config is None:
+            config = chosen.Config.for_network(model, **settings)
+        else:
+            config = dataclasses.replace(config, **settings)
     return chosen(model, config, source=source, input=input)
 
 

@@ -44,10 +44,10 @@ Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares tha
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig:
-    """A method's settings: the defaults are CIFAR10-C's, `published` holds the other benchmarks'.
+    """A method's settings: the defaults are CIFAR10-C's, `published` holds the others'.
 
-    Keys of `published` are a benchmark ("imagenet-c") or a benchmark and kind of network
-    ("imagenet-c/vit"), the second on top of the first.
+    Keys of `published` are a benchmark ("imagenet-c"), a kind of network ("vit") or both
+    ("imagenet-c/vit"), each on top of the one before.
     """
 
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -58,9 +58,16 @@ class BaseConfig:
 
     @classmethod
     def for_benchmark(cls, benchmark: str, family: str = "cnn", **settings: Any) -> Self:
-        known = cls.published.get(benchmark, {})
-        special = cls.published.get(f"{benchmark}/{family}", {})
-        return cls(**{**known, **special, **settings})
+        known: dict[str, Any] = {}
+        for key in (benchmark, family, f"{benchmark}/{family}"):
+            known |= cls.published.get(key, {})
+        return cls(**{**known, **settings})
+
+    @classmethod
+    def for_network(cls, model: nn.Module, **settings: Any) -> Self:
+        """What suits a network on which no benchmark's settings are known."""
+        family = "vit" if is_transformer(bare(model)) else "cnn"
+        return cls.for_benchmark("cifar10-c", family, **settings)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Adapter(ABC):
                 f"{self.name} works inside a vision transformer (patch_embed, blocks, norm), and "
                 f"{type(model).__name__} is none; choose another method (bombus list methods)."
             )
-        self.config: Any = config or self.Config()
+        self.config: Any = config or self.Config.for_network(model)
         self.input = input or gate.input_of(model)
         self.source_sha256 = state_sha256(model)
         self.generator = torch.Generator().manual_seed(self.config.seed)

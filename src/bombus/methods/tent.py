@@ -29,6 +29,8 @@ class TentConfig(BaseConfig):
     optimizer: OptimizerName = "adam"
     lr: NonNegative = 1e-3
     published: ClassVar = {
+        # Ours, for nothing is published: at 1e-3 a ViT-S/4 collapses (four extras, 39.0 to 56.4).
+        "vit": {"lr": 3e-5},
         "imagenet-c": {"optimizer": "sgd", "lr": 2.5e-4},
         "imagenet-c/vit": {"optimizer": "sgd", "lr": 1e-4},
         "cifar100-c/vit": {"lr": 3e-4},

@@ -88,11 +88,12 @@ class VidaConfig(BaseConfig):
     """The chance of each weight to return to the start after a step."""
     source_images: CountOrZero = 50_000
     """Labelled source images that train the adapters, at most; 0: none. Not published."""
-    source_lr: NonNegative = 1e-4
+    source_lr: NonNegative = 1e-3
     """Adam's, for that training. Not published."""
-    source_view: ViewName = "none"
+    source_view: ViewName = "strong"
     """Ours: how these images are changed. The authors have published only that the network stays
-    frozen; what the adapters have seen then decides most of what they are worth."""
+    frozen; what the adapters have seen then decides most of what they are worth. ViT-S/4, four
+    extras, frozen 39.0: none 38.8, CoTTA's views 39.9, strong 34.6 at 1e-4 and 33.5 at 1e-3."""
     published: ClassVar = {
         "cifar100-c": {"lr": 3e-4, "adapter_lr": 1e-6},
         "imagenet-c": {
