@@ -320,8 +320,9 @@ def test_source_training_lowers_the_loss_and_leaves_the_network(adapt: Any) -> N
     with torch.no_grad():
         model.head.weight *= 20  # an untrained head, frozen, would let nothing be learnt
     batches = [(x, (10 * x.mean((1, 2, 3))).long() % 5) for x in noise_batches(4)]
-    settings = {"adapt": adapt, "source_lr": 1e-2, "source_images": 8 * 4 * 15, "source_view": "none"}
-    adapter = Vida(model, Vida.Config(**settings), source=batches * 15)
+    count = 8 * 4 * 15
+    config = Vida.Config(adapt=adapt, source_lr=1e-2, source_images=count, source_view="none")
+    adapter = Vida(model, config, source=batches * 15)
 
     def loss(network: Any) -> float:
         with torch.no_grad():
