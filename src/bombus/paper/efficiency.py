@@ -51,9 +51,12 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
                 axes.plot([cost], [error], "o", color=colour)
                 points[axes].append((cost, error, name))
         by_time.set_xscale("log")
-        by_time.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        by_time.xaxis.set_major_formatter("{x:g}")
-        by_time.xaxis.set_minor_locator(NullLocator())
+        by_time.set_yscale("log")  # or the frozen network's error presses all others together
+        ticks = ((by_time.xaxis, (1, 2, 5)), (by_time.yaxis, (1, 1.2, 1.5, 2, 3, 4, 5, 7)))
+        for axis, steps in ticks:
+            axis.set_major_locator(LogLocator(subs=steps))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
         by_time.set_xlabel("ms a batch")
         by_memory.set_xlabel("peak memory (MB)")
         by_time.set_ylabel("mean error (%)")
