@@ -233,6 +233,14 @@ def test_unknown_options_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None
         assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_setting_given_as_an_option_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "bee", "--seed", "3", "--student-view", "none", "--out", "x"])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "bombus: student_view is a setting of bee: --set student_view=none."
+
+
 @pytest.mark.parametrize("what", ["methods", "benchmarks", "backbones", "corruptions", "streams"])
 def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", what])

@@ -20,6 +20,12 @@ def test_a_dark_image_does_not_excuse_a_batch_of_the_wrong_scale() -> None:
         check(x, Input(), like=LIKE)
 
 
+def test_an_image_below_zero_was_normalised_not_left_in_8_bits() -> None:
+    with pytest.raises(InputError, match="if you normalise images yourself, declare") as caught:
+        check(4 * torch.rand(8, 3, 4, 4) - 2, Input(), like=LIKE)
+    assert "255" not in str(caught.value)
+
+
 def test_a_few_bad_samples_are_set_aside_with_their_reasons() -> None:
     x = torch.rand(8, 3, 4, 4)
     x[2, 0, 0, 0], x[5] = float("nan"), 40.0

@@ -150,10 +150,13 @@ def _bad_samples(x: Tensor, expected: Input) -> dict[int, str]:
     if out_of_range and out_of_range * 2 >= finite:  # most of a batch: a wrong scale, not accidents
         low = min(v for v in lows if v == v)
         high = max(v for v in highs if v == v)
+        remedy = "divide 8-bit values by 255, or declare another range with"
+        if low < expected.low - slack:  # no camera's values
+            remedy = "if you normalise images yourself, declare their range with"
         raise InputError(
             f"Got pixels in [{low:g}, {high:g}], this model expects "
-            f"[{expected.low:g}, {expected.high:g}]; divide 8-bit values by 255, or declare "
-            "another range with input=bombus.Input(low=..., high=...)."
+            f"[{expected.low:g}, {expected.high:g}]; {remedy} "
+            "input=bombus.Input(low=..., high=...)."
         )
     return rejected
 

@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import tyro
@@ -89,9 +91,29 @@ def _dispatch(
 ) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments, commands = ["--help"], {n: _in_brief(c) for n, c in commands.items()}
-    tyro.extras.subcommand_cli_from_dict(
-        commands, prog=prog, description=description, args=arguments
-    )
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands, prog=prog, description=description, args=arguments
+        )
+    except SystemExit as stopped:
+        if stopped.code == 2:
+            _name_settings(arguments)
+        raise
+
+
+def _name_settings(arguments: Sequence[str]) -> None:
+    """`bombus run tent --lr 1e-4`, which was refused: say how a method's setting is given."""
+    from bombus.methods import known_methods
+
+    method = known_methods().get("".join(arguments[1:2]))
+    if method is None or arguments[0] not in ("run", "warmup"):
+        return
+    options = inspect.signature(COMMANDS[arguments[0]]).parameters
+    settings = {f.name for f in fields(method.Config)} - set(options)
+    for given, value in pairwise([*arguments[2:], "VALUE"]):
+        name = given.removeprefix("--").replace("-", "_")
+        if given.startswith("--") and name in settings:
+            _say(f"{name} is a setting of {method.name}: --set {name}={value}.")
 
 
 def _in_brief(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,5 +128,9 @@ def _in_brief(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stop(message: str, code: int) -> None:
-    print(f"bombus: {message}", file=sys.stderr)
+    _say(message)
     raise SystemExit(code)
+
+
+def _say(message: str) -> None:
+    print(f"bombus: {message}", file=sys.stderr)

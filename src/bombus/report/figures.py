@@ -158,7 +158,7 @@ def _draw(groups: Sequence[Group], curves: Sequence[Curve], out: Path) -> list[P
             marker = "." if min(map(len, curve.x)) == 1 else None
             axes.plot(x, y, label=label, linewidth=1.2, marker=marker, **look)
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
-        axes.set_ylabel("error (%)")
+        axes.set_ylabel("error (%), running mean")
         label_images_seen(axes)
         figure.legend(
             loc="outside right upper", frameon=False, title="mean error (%)", alignment="left"

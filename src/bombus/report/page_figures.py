@@ -100,7 +100,7 @@ def _stream_figure(id: str, drawn: Sequence[tuple[Series, str, Curve]]) -> Html:
         f"Running mean of the error in per cent, over {visits[-1].end:,} images in {len(visits)} "
         f"visits to domains, a line each for: {names}.",
         chart.bands(x, y, visits),
-        chart.axes(x, y, x_label="images seen", y_label="error (%)"),
+        chart.axes(x, y, x_label="images seen", y_label="error (%), running mean"),
         *lines,
     )
     keys = [
