@@ -82,13 +82,17 @@ def _show_method(what: str, name: str, as_json: bool) -> None:
         return
     print(_wrapped(row["title"]))
     print(f"Source data: {row['source access']}. Predicts {row['predicts']}.\n\nSettings (--set):")
+    own_words = method.Config.__doc__ or ""
+    if not own_words.startswith(f"{method.Config.__name__}("):  # what dataclass writes by itself
+        print(_wrapped(" ".join(own_words.split())))
     for setting, default in row["settings"].items():
         print(f"  {setting}={default}")
         if setting in docs:
             print(_wrapped(docs[setting], "      "))
     for task, own in published.items():
         chosen = ", ".join(f"{k}={v}" for k, v in own.items()) or "as above"
-        print(_wrapped(f"On {task}: {chosen}."))
+        where = "a transformer" if task == "vit" else task.replace("/vit", " with a transformer")
+        print(_wrapped(f"On {where}: {chosen}."))
 
 
 def _benchmarks() -> list[dict[str, Any]]:
