@@ -118,6 +118,7 @@ for stage in "$@"; do
     done:*) touch "$out/done-${stage#done:}" ;;
     after:*) until [ -e "$out/done-${stage#after:}" ]; do sleep 1; done ;;
     drift)
+      mkdir -p "$OUT"
       python3 lab/sweep.py lab/variants/drift.json --benchmark cifar10-c --backbone wrn-16-1 \
         --weights src/bombus/demo/wrn-16-1.safetensors --data "$DOUBLE" --samples 2000 --cycles 5 \
         --source src/bombus/demo/bee-warmup.safetensors --part "${PART:-0/1}" \
