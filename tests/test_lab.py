@@ -23,5 +23,5 @@ def test_variants_are_settings_of_their_method(path: Path) -> None:
         }
         name = values.pop("method", "bee")
         settings = RunSettings(method=name, benchmark="cifar10-c", set=values)
-        config = make_config(find_method(name), "cifar10-c", settings)
+        config = make_config(find_method(name), settings)
         assert all(hasattr(config, name) for name in values)

@@ -39,7 +39,7 @@ def test_every_cell_is_a_run_that_can_be_asked_for(name: str, place: Place) -> N
     assert len({cell.name for cell in cells}) == len(cells) >= 2
     for cell in cells:
         method = find_method(cell.settings.method)
-        config = make_config(method, "cifar10-c", cell.settings)
+        config = make_config(method, cell.settings)
         assert all(hasattr(config, setting) for setting in cell.settings.set)
         embedded = "demo-vit" if name == "cifar-vit" else "demo"
         assert place.full or cell.settings.benchmark == embedded

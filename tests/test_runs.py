@@ -306,9 +306,10 @@ def test_wrong_settings_get_one_sentence(
 
 def test_published_settings_per_benchmark() -> None:
     tent = find_method("tent")
-    assert make_config(tent, "imagenet-c", RunSettings(method="tent")).lr == 2.5e-4
-    vit = RunSettings(method="tent", backbone="vit-b16-224", set={"lr": "1e-5"})
-    config = make_config(tent, "imagenet-c", vit)
+    on_imagenet = RunSettings(method="tent", benchmark="imagenet-c")
+    assert make_config(tent, on_imagenet).lr == 2.5e-4
+    vit = replace(on_imagenet, backbone="vit-b16-224", set={"lr": "1e-5"})
+    config = make_config(tent, vit)
     assert (config.optimizer, config.lr, config.seed) == ("sgd", 1e-5, 1)
 
 
@@ -373,9 +374,11 @@ def test_a_transformer_has_settings_of_its_own() -> None:
     """On any benchmark, unless it has its own for transformers; and without any, from Python."""
     vit, cnn = make_tiny("vit"), make_tiny("batchnorm")
     tent = find_method("tent")
-    on_vit = RunSettings(method="tent", backbone="vit-s4-32")
-    assert make_config(tent, "demo-vit", on_vit).lr == 3e-5
-    assert make_config(tent, "cifar100-c", on_vit).lr == 3e-4, "published"
+    own = RunSettings(method="tent", benchmark="demo-vit")
+    assert make_config(tent, own).lr == 3e-5, "the benchmark's own network is one"
+    assert make_config(tent, replace(own, backbone="wrn-16-1")).lr == 1e-3
+    on_vit = RunSettings(method="tent", benchmark="cifar100-c", backbone="vit-s4-32")
+    assert make_config(tent, on_vit).lr == 3e-4, "published"
     for adapter in (bombus.adapt(vit, "tent"), tent(vit), bombus.adapt(vit, "tent", seed=3)):
         assert adapter.config.lr == 3e-5
     assert bombus.adapt(vit, "tent", lr=1e-4).config.lr == 1e-4

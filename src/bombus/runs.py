@@ -70,7 +70,7 @@ class Run:
         self.settings = settings
         self.device = pick_device(settings.device)
         self.backbone = choose_backbone(settings, benchmark)
-        self.config = make_config(method, benchmark.settings_name, settings)
+        self.config = make_config(method, settings)
         self.images = images or benchmark.open(settings.data)
         self.classes = benchmark.classes or self.images.classes
         self.model, self.weights = open_model(settings, benchmark, self.classes, self.device)

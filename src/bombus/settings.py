@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bombus.backbones.published import named_weights
+from bombus.data.benchmarks import find_benchmark
 from bombus.errors import ConfigError, UnknownNameError
 from bombus.fields import Count, Seed, check_fields
 from bombus.methods import require_settings
@@ -79,8 +80,9 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) -> BaseConfig:
-    """The published settings of a method for a benchmark, with the user's own on top."""
+def make_config(method: type[Adapter], settings: RunSettings) -> BaseConfig:
+    """The published settings of a method for the run's benchmark, with the user's own on top."""
+    benchmark = find_benchmark(settings.benchmark)
     config_class = method.Config
     require_settings(method, settings.set)
     types_of = typing.get_type_hints(config_class)
@@ -88,9 +90,9 @@ def make_config(method: type[Adapter], benchmark: str, settings: RunSettings) ->
     for name, text in settings.set.items():
         values[name] = parse_setting(text, types_of[name], f"{method.name} setting {name}")
     published = named_weights(settings.weights)
-    backbone = published.backbone if published else settings.backbone or ""
+    backbone = published.backbone if published else settings.backbone or benchmark.backbone or ""
     family = "vit" if backbone.startswith("vit") else "cnn"
-    return config_class.for_benchmark(benchmark, family, **values)
+    return config_class.for_benchmark(benchmark.settings_name, family, **values)
 
 
 def parse_setting(text: str, kind: Any, what: str) -> Any:

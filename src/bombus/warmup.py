@@ -21,7 +21,7 @@ def make_warmup(settings: RunSettings, out: Path) -> None:
     if not issubclass(method, Bee):
         raise ConfigError(f"{settings.method} has no warm-up; bee and bee-paper have.")
     device = pick_device(settings.device)
-    config = make_config(method, benchmark.settings_name, settings)
+    config = make_config(method, settings)
     model, _ = open_model(settings, benchmark, benchmark.classes or 0, device)
     source = find_source(settings, settings.batch_size or benchmark.batch_size)
     _require_writable(out)  # before a long preparation, not after it

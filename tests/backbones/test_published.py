@@ -318,9 +318,9 @@ def test_the_backbone_follows_from_the_name() -> None:
     asked = settings("imagenet-c", VIT)
     assert choose_backbone(asked, find_benchmark("imagenet-c")) == "vit-b16-224"
     tent = find_method("tent")
-    assert make_config(tent, "imagenet-c", asked).lr == 1e-4  # type: ignore[attr-defined]
+    assert make_config(tent, asked).lr == 1e-4  # type: ignore[attr-defined]
     convolutional = settings("imagenet-c", "torchvision:resnet50-v1")
-    assert make_config(tent, "imagenet-c", convolutional).lr == 2.5e-4  # type: ignore[attr-defined]
+    assert make_config(tent, convolutional).lr == 2.5e-4  # type: ignore[attr-defined]
     same = settings("imagenet-c", VIT, "vit-b16-224")
     assert choose_backbone(same, find_benchmark("imagenet-c")) == "vit-b16-224"
 

@@ -117,7 +117,7 @@ def examine_model(settings: RunSettings) -> Iterator[Finding]:
     from bombus.settings import make_config, pick_device
 
     method, benchmark = find_method(settings.method), find_benchmark(settings.benchmark)
-    config = make_config(method, benchmark.settings_name, settings)
+    config = make_config(method, settings)
     try:
         run = Run(settings)
     except DataError as error:

@@ -129,8 +129,7 @@ def for_seed(settings: RunSettings, seed: int) -> RunSettings:
 
 
 def _config(settings: RunSettings) -> BaseConfig:
-    benchmark = find_benchmark(settings.benchmark).settings_name
-    return make_config(find_method(settings.method), benchmark, settings)
+    return make_config(find_method(settings.method), settings)
 
 
 def _chosen(settings: RunSettings) -> dict[str, Any]:
