@@ -166,7 +166,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint manifest {path} cannot be read: {error.strerror or error}."
+            f"The checkpoint manifest {path} cannot be read: {error.strerror or error}; give the "
+            "folder that adapter.save wrote."
         ) from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CheckpointError(

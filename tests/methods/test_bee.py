@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -619,6 +620,34 @@ def test_a_network_of_bfloat16_is_warmed_up(method: type[Bee], own_cache_folder:
         answers = made(x)
         assert answers.isfinite().all()
         assert torch.equal(answers, read(x))
+
+
+def test_the_cache_keeps_the_warm_ups_that_were_used_last(
+    own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bombus.methods._warmup.KEPT", 2)
+    model, batches = make_tiny("batchnorm"), noise_batches(3)
+
+    def names() -> set[str]:
+        return {file.name for file in own_cache_folder.rglob("*.safetensors")}
+
+    def age() -> None:
+        for file in own_cache_folder.rglob("*.safetensors"):
+            then = file.stat().st_mtime - 100
+            os.utime(file, (then, then))
+
+    first, second, third = (Bee.Config(codes=8, seed=seed) for seed in (1, 2, 3))
+    Bee(model, first, source=batches)
+    of_first = names()
+    age()
+    Bee(model, second, source=batches)
+    of_second = names() - of_first
+    age()
+    Bee(model, first, source=batches)  # used again
+    Bee(model, third, source=batches)
+    assert len(names()) == 2
+    assert of_first <= names()
+    assert not of_second & names()
 
 
 @pytest.fixture

@@ -49,7 +49,9 @@ def weight_files(paths: Sequence[Path]) -> list[Path]:
         if file.is_dir():
             raise WeightsError(f"{file} is a folder; give the weights file inside it.")
         if not file.is_file():
-            raise WeightsError(f"There is no weights file {file}.")
+            raise WeightsError(
+                f"There is no weights file {file}; give one, or a name (`bombus list weights`)."
+            )
         if file.stat().st_size == 0:
             raise WeightsError(f"{file} is empty; it should hold weights.")
     return files
@@ -89,7 +91,8 @@ def read_weights(file: Path, notes: list[str]) -> tuple[State, Mapping[str, str]
                 "opened, since reading them can run code; save its state dict as safetensors."
             ) from None
         raise WeightsError(
-            f"{file} is not a weights file that torch can read; it may be cut short."
+            f"{file} is not a weights file that torch can read; it may be cut short: save or "
+            "download it again."
         ) from error
     return _unwrap(content, file, notes), {}
 

@@ -136,6 +136,8 @@ def paper(
     paths = experiment.show(finished, folder)
     say((folder / "table.txt").read_text())
     say(f"The paper: {experiment.CLAIM}")
+    if scale == "demo":
+        say("A demo on few images need not agree; --scale full is the paper's experiment.")
     code = versions()["code"]
     if other := [r.path.parent.name for f in finished for r in f.runs if r.code != code]:
         say(f"Run by other code than this: {', '.join(other)}; delete those folders to run anew.")

@@ -128,8 +128,10 @@ def run(
             checkpoint_every=checkpoint_every,
             keep_adapter=keep_adapter,
         )
+    count = len(result["domains"])
+    over = f"{count} domain{'s' * (count > 1)}"
     say(
-        f"{method}: mean error {result['mean_error']:.2f} % over {len(result['domains'])} domains, "
+        f"{method}: mean error {result['mean_error']:.2f} % over {over}, "
         f"{result['cost']['ms_per_batch']:.1f} ms a batch; written to {out}"
     )
 

@@ -27,6 +27,8 @@ def bare(model: nn.Module) -> nn.Module:
         remedy = ""
         if isinstance(model, Mapping):  # its weights alone, as torch.load gives them
             remedy = "; build the network and give it these by load_state_dict"
+        if isinstance(model, type):
+            remedy = f"; {model.__name__} is a class: build one and load its weights"
         given = repr(model) if isinstance(model, str | None) else f"a {type(model).__name__}"
         raise ConfigError(
             f"Got {given:.60} as the model, expected a trained classifier, a torch.nn.Module"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # where half of the classes are mirror images of each other it is half.
 TOO_MANY_DIFFER = 0.35
 ENOUGH_TO_TELL = 32
+KEPT = 16  # warm-ups in the cache
 
 
 def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
@@ -102,6 +103,7 @@ def _read_cached(bee: Bee, file: Path) -> bool:
         if not file.exists():
             return False
         load_warmup(bee, file)
+        file.touch()  # the one that was not used for longest goes first
     except (CheckpointError, OSError):
         bee.event("warm-up made again", reason=f"{file} is damaged, or of something else")
         return False
@@ -113,12 +115,23 @@ def _cache(bee: Bee, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_warmup(bee, file)
+        # A loader that shuffles makes another one at every call; they must not fill the disk.
+        kept = sorted(file.parent.glob("*.safetensors"), key=_last_used)
+        for old in kept[:-KEPT]:
+            old.unlink(missing_ok=True)
     except OSError as error:
         bee.event(
             "warm-up not kept",
             reason=f"{file.parent} cannot be written to ({error.strerror}); set BOMBUS_CACHE to "
             "another folder",
         )
+
+
+def _last_used(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # another process has just dropped it
+        return 0.0
 
 
 def _usable(bee: Bee, source: Source) -> Iterator[Tensor]:
