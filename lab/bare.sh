@@ -13,7 +13,6 @@
 #   vitN-PART     a part of lab/vit-s4.sh, seed N
 #   severities    all five of the test stream, begun in the background; `small` waits for them
 #   small         bee and CoTTA on the streams of docs/streams.md, on the WRN-16-1
-#   drift         settings of bee there, five visits of the extras and their pairs (PART=0/2: half)
 #   timed:COMMAND a command and its seconds (spaces as commas)
 #   done:NAME, after:NAME  what one lane is through with, and what another waits for
 #   lanes:FILE    a line of stages a lane, side by side (the plans in lab/lanes)
@@ -117,15 +116,6 @@ for stage in "$@"; do
       ;;
     done:*) touch "$out/done-${stage#done:}" ;;
     after:*) until [ -e "$out/done-${stage#after:}" ]; do sleep 1; done ;;
-    drift)
-      mkdir -p "$OUT"
-      python3 lab/sweep.py lab/variants/drift.json --benchmark cifar10-c --backbone wrn-16-1 \
-        --weights src/bombus/demo/wrn-16-1.safetensors --data "$DOUBLE" --samples 2000 --cycles 5 \
-        --source src/bombus/demo/bee-warmup.safetensors --part "${PART:-0/1}" \
-        --out "$OUT/drift${LANE:+-lane$LANE}.jsonl" --domains speckle_noise \
-        spatter+gaussian_blur saturate saturate+speckle_noise gaussian_blur spatter+saturate \
-        spatter gaussian_blur+saturate speckle_noise+gaussian_blur spatter+speckle_noise
-      ;;
     lanes:*) lanes "${stage#lanes:}" ;;
     timed:*) eval "$(echo "${stage#timed:}" | tr , ' ')" || echo "$stage failed" ;;
     *) echo "unknown stage $stage" >&2; exit 2 ;;

@@ -19,6 +19,7 @@
 #   views    bee prepared without noise in its view                    3
 #   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
 #            (REST=1: those that the first sitting left)                6
+#   drift    bee's rate and replay on the demo's WRN-16-1, five visits of that stream
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -119,6 +120,13 @@ for part in "$@"; do
         else file=$(prepared "relative-$rate" warmup_optimizer=relative-adam warmup_lr=$rate); fi
         DOMAINS=$MILD pairs "$file" still --samples 5000
       done
+      ;;
+    drift)
+      (
+        WEIGHTS=src/bombus/demo/wrn-16-1.safetensors DOMAINS=$MILD
+        pairs src/bombus/demo/bee-warmup.safetensors drift --backbone wrn-16-1 --precision fp32 \
+          --cycles 5 --samples 2000
+      )
       ;;
     even)
       for rate in 1.5e-4 5e-4; do

@@ -103,10 +103,12 @@ def _dispatch(
 
 def _name_settings(arguments: Sequence[str]) -> None:
     """`bombus run tent --lr 1e-4`, which was refused: say how a method's setting is given."""
+    if len(arguments) < 2 or arguments[0] not in ("run", "warmup"):
+        return  # before all methods are imported, and torch with them
     from bombus.methods import known_methods
 
-    method = known_methods().get("".join(arguments[1:2]))
-    if method is None or arguments[0] not in ("run", "warmup"):
+    method = known_methods().get(arguments[1])
+    if method is None:
         return
     options = inspect.signature(COMMANDS[arguments[0]]).parameters
     settings = {f.name for f in fields(method.Config)} - set(options)

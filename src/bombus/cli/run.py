@@ -88,6 +88,7 @@ def run(
     from bombus.cli.view import RunView, say
     from bombus.errors import ConfigError
     from bombus.fields import Count, check
+    from bombus.report.page_summary import count
     from bombus.runs import Run
     from bombus.settings import RunSettings
 
@@ -128,8 +129,7 @@ def run(
             checkpoint_every=checkpoint_every,
             keep_adapter=keep_adapter,
         )
-    count = len(result["domains"])
-    over = f"{count} domain{'s' * (count > 1)}"
+    over = count(len(result["domains"]), "domain")
     say(
         f"{method}: mean error {result['mean_error']:.2f} % over {over}, "
         f"{result['cost']['ms_per_batch']:.1f} ms a batch; written to {out}"
