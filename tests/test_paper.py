@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import bombus
 from bombus.cli import main
 from bombus.lock import locked
 from bombus.methods import find_method, known_methods
@@ -329,6 +330,14 @@ def test_a_method_with_a_queue_is_the_method_called_more_often() -> None:
         other(batches[0])
     torch.testing.assert_close(first, other(batches[0]), rtol=1e-3, atol=1e-4)
     assert drawn.isfinite().all()
+
+
+def test_a_queued_method_that_starts_anew_within_a_batch_goes_on() -> None:
+    find_experiment("queue-on-baselines").cells(Place())
+    sure = bombus.adapt(make_tiny("batchnorm"), "sar-queue", floor=10.0, margin=10.0)
+    for x in noise_batches(3):
+        assert sure(x).isfinite().all()
+        assert [event["event"] for event in sure.last.events] == ["recovered"] * 3
 
 
 def test_alarms_are_judged_by_the_borders_before_them() -> None:

@@ -40,8 +40,9 @@ def with_queue(method: type[Adapter]) -> type[Adapter]:
 
         def step(self, x: Tensor) -> Tensor:
             self.recent.push(x)
-            for _ in range(STEPS):
-                super().step(self.recent.draw(len(x), self.generator))
+            # Drawn before the first step: a method that starts anew within one empties the queue.
+            for drawn in [self.recent.draw(len(x), self.generator) for _ in range(STEPS)]:
+                super().step(drawn)
             answer: Tensor = super().step(x)
             return answer
 
