@@ -24,8 +24,8 @@ from bombus.paper import Cell, Finished, Place, find_experiment
 from bombus.paper.run import essential
 from bombus.report.records import read_run
 
-# Where files lie, which seed, and what follows from the rest.
-IGNORED = ("seed", "source", "weights", "data", "device", "config")
+# Where files lie and their hashes, which seed, which code, and what follows from the rest.
+IGNORED = ("seed", "source", "weights", "data", "device", "config", "files", "code")
 
 
 def main() -> None:
