@@ -156,6 +156,8 @@ print(Run(settings).execute(Path({str(tmp_path / "run")!r}))["mean_error"])
         (["run", "tent", "--benchmark", "cifar10-c", "--data", "nowhere"], "nowhere"),
         (["run", "tent", "--benchmark", "folder"], "--backbone NAME"),
         (["run", "tent", "--benchmark", "imagenet-c", "--data", "nowhere"], "nowhere"),
+        (["run", "rmt", "--source", "nowhere"], "nowhere"),
+        (["run", "bee", "--set", "blocks=block9"], "block9"),
     ],
 )
 def test_wrong_calls(
@@ -239,6 +241,16 @@ def test_a_setting_given_as_an_option_is_told_how(capsys: pytest.CaptureFixture[
     assert stop.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "bombus: student_view is a setting of bee: --set student_view=none."
+
+
+def test_a_file_given_to_doctors_model_is_told_where_it_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "--model", "mine.pt", "--method", "tent"])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("by --weights: bombus doctor --model --weights mine.pt.")
 
 
 @pytest.mark.parametrize("what", ["methods", "benchmarks", "backbones", "corruptions", "streams"])

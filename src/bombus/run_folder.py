@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,20 @@ def find_finished(out: Path, asked: dict[str, Any], resume: bool) -> dict[str, A
     elif out.exists() and not all(checkpoint.is_temporary(path) for path in out.iterdir()):
         raise ConfigError(f"{out} is not empty and holds no run; choose another --out.")
     return None
+
+
+@contextmanager
+def made(out: Path) -> Iterator[None]:
+    """The folder is there; if what is done within fails and wrote nothing, it goes again."""
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if new:
+            with suppress(OSError):
+                out.rmdir()
+        raise
 
 
 def begin(out: Path, asked: dict[str, Any]) -> list[str]:

@@ -111,14 +111,14 @@ class Run:
         finished = run_folder.find_finished(out, self._asked, resume)
         if finished is not None:
             return finished
-        out.mkdir(parents=True, exist_ok=True)  # before a long preparation, not after it
         log, saved = out / "batches.jsonl", out / "checkpoint"
-        if tell is not None:
-            for finding in self.findings:
-                tell(finding)
-        adapter, records = self._restore(log, saved)
-        warmup = self._warmup()  # now, not after hours in which the file may go
-        before = self._clean_error(adapter, "clean_before") if not records else {}
+        with run_folder.made(out):  # before a long preparation, not after it
+            if tell is not None:
+                for finding in self.findings:
+                    tell(finding)
+            adapter, records = self._restore(log, saved)
+            warmup = self._warmup()  # now, not after hours in which the file may go
+            before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
             codes = run_folder.begin(out, self._asked)

@@ -98,6 +98,7 @@ def _dispatch(
     except SystemExit as stopped:
         if stopped.code == 2:
             _name_settings(arguments)
+            _name_weights(arguments)
         raise
 
 
@@ -116,6 +117,13 @@ def _name_settings(arguments: Sequence[str]) -> None:
         name = given.removeprefix("--").replace("-", "_")
         if given.startswith("--") and name in settings:
             _say(f"{name} is a setting of {method.name}: --set {name}={value}.")
+
+
+def _name_weights(arguments: Sequence[str]) -> None:
+    """`bombus doctor --model FILE`, which was refused: --model has no value."""
+    for option, value in pairwise(arguments):
+        if arguments[0] == "doctor" and option == "--model" and not value.startswith("-"):
+            _say(f"a network's file goes by --weights: bombus doctor --model --weights {value}.")
 
 
 def _in_brief(command: Callable[..., Any]) -> Callable[..., Any]:
