@@ -54,7 +54,7 @@ class BeeConfig(BaseConfig):
     """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. None: what fits the network, .0083
     of its median weight tensor's size, for Adam's steps are as long as the rate whatever the
     weights (docs/rivals.md). That is 5e-5 for our WRN-28-10 (pairs of extras, all blocks, two
-    visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6; for block1 alone take 5e-4) and 7e-4 for
+    visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6; for block1 alone take 5e-4) and 6e-4 for
     the demo's network (extras, three visits: 5e-5 18.3, 5e-4 18.0, 1e-3 17.7, 2e-3 18.0)."""
     momentum: Share = 0.995
     """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999. Pairs of
