@@ -52,7 +52,9 @@ def test_without_source_images_what_cannot_do_without_is_left_out() -> None:
     assert not {"rmt", "eata"} & names
 
 
-@pytest.mark.parametrize("name", ["trigger", "queue-on-baselines", "forgetting", "ablation"])
+@pytest.mark.parametrize(
+    "name", ["trigger", "queue-on-baselines", "forgetting", "ablation", "efficiency"]
+)
 def test_an_experiment_from_the_command_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +101,13 @@ def test_a_ledger_of_an_experiment_is_read_and_its_faults_are_told(
     main(["compare", str(path)])
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("Some title", "plain", "58.3", "A note.", "±"))
+    named = json.loads(path.read_text())
+    named["cells"][0]["runs"] = [f"../runs/{folder.name}" for folder in finished[0].folders]
+    other = tmp_path / "other" / "results.json"  # which takes another one's runs
+    other.parent.mkdir()
+    other.write_text(json.dumps(named))
+    main(["compare", str(other)])
+    assert capsys.readouterr().out == printed
     next((tmp_path / "runs").iterdir()).unlink()
     with pytest.raises(SystemExit):
         main(["compare", str(path)])

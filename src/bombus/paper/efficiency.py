@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import METHODS, runnable
-from bombus.paper.layout import write_results, write_tables
-from bombus.report.columns import quickest
+from bombus.paper.layout import write_variants
+from bombus.report.columns import COST, costs_of, format_value, quickest
 from bombus.report.figures import COLOURS, clear_axes, drawing, name_points, save_pictures
-from bombus.report.layout import make_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TITLE = "Error against cost"
-CLAIM = "BEE has the lowest error at a moderate cost in time and memory."
+CLAIM = (
+    "BEE has the lowest error at nearly half the time and 3/4 of the memory of the next best, OBAO, "
+    "and at 4.3 ms and 729 MB more than the other consistency methods on average."
+)
 
 
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=100, batch_size=50)
-    return [
-        Cell(name, place.settings(name, "cifar10-c"), {"method": name})
-        for name in runnable(METHODS, place)
-    ]
+    return [Cell(name, place.settings(name, "cifar10-c")) for name in runnable(METHODS, place)]
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    tables = make_tables([run for f in finished for run in f.runs], cost=True)
-    results = write_results(TITLE, CLAIM, finished, out)
-    return [results, *write_tables(tables, out), *_draw(finished, out)]
+    # Costs are known when all is run; results.json keeps them, as what sets a row apart.
+    rows = [replace(f, cell=replace(f.cell, facts=_costs(f))) for f in finished]
+    return [*write_variants(TITLE, CLAIM, rows, out), *_draw(finished, out)]
+
+
+def _costs(f: Finished) -> dict[str, str]:
+    costs = costs_of(f.runs)
+    return {column.head: format_value(costs[column.name], column) for column in COST}
 
 
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
@@ -42,7 +47,7 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
         points: dict[Axes, list[tuple[float, float, str]]] = {by_time: [], by_memory: []}
         for f in finished:
             error = sum(f.means) / len(f.means)
-            name = f.cell.facts["method"]
+            name = f.cell.name
             colour = COLOURS[1] if name.startswith("bee") else COLOURS[0]
             for axes, cost in (
                 (by_time, quickest(f.runs)),

@@ -68,7 +68,8 @@ def is_experiment(path: Path) -> bool:
 def read_experiment(path: Path) -> Table:
     """The table of a results.json, made from the runs it names.
 
-    They lie in `runs` beside the file, or beside its folder: a folder each, or a JSON file each.
+    They lie in `runs` beside the file, or beside its folder: a folder each, or a JSON file each. A
+    ledger may also name those of another experiment, by their paths from the file's folder.
     """
     stored = read_json(path)
     try:
@@ -89,7 +90,7 @@ def read_experiment(path: Path) -> Table:
 
 
 def _find(name: str, path: Path) -> RunResult:
-    for shelf in (path.parent / "runs", path.parent.parent / "runs"):
+    for shelf in (path.parent / "runs", path.parent.parent / "runs", path.parent):
         for place in (shelf / name, shelf / f"{name}.json"):
             if place.exists():
                 return read_run(place)
