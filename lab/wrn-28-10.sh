@@ -19,7 +19,9 @@
 #   views    bee prepared without noise in its view                    3
 #   rivals   rates of the rivals on this network, on the stream of `mild`, half as long   5
 #            (REST=1: those that the first sitting left)                6
-#   drift    bee's rate and replay on the demo's WRN-16-1, five visits of that stream
+#   drift    bee's rate and replay on the demo's WRN-16-1, five visits of that stream   2 a setting
+#   teacher  its teacher, with that                                    2 a setting
+#   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -27,7 +29,9 @@
 #   blocks   which blocks may adapt                                    2
 #   memory   what a replay with 50 anchors leaves behind               0.2
 #   cifar-cnn, ablation, ...: an experiment of `bombus paper` (METHODS="tent roid": some of its
-#            methods; SET="tent.lr=3e-3": with settings of our own)
+#            methods; ROWS="every-40 none": some of its rows; SET="tent.lr=3e-3": with settings of
+#            our own; WARMUP="warmup_lr=5e-4": bee prepared with them); sensitivity-rest: without
+#            what the ladder has (R 0 and 1; K 5, a period of 30, 50 anchors)
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -43,7 +47,7 @@ paper() { # NAME
   $PYTHON -m bombus paper "$name" --scale full --weights $WEIGHTS --data "$DATA" --precision bf16 \
     --source "$SOURCE" --warmup "$OUT/prepared-seed{seed}.safetensors" --clean "$CLEAN" \
     --first-seed "$SEED" --out "$OUT/$name${LANE:+-lane$LANE}" --runs "$OUT/runs" \
-    ${METHODS:+--methods $METHODS} ${SET:+--set $SET}
+    ${METHODS:+--methods $METHODS} ${ROWS:+--rows $ROWS} ${SET:+--set $SET}
 }
 
 sweep() { # VARIANTS OPTIONS...
@@ -68,6 +72,8 @@ pairs() { # FILE VARIANTS OPTIONS... on pairs of extra corruptions, from a prepa
 prepared() { # NAME SETTINGS...
   file="$OUT/${1:-prepared}-seed$SEED.safetensors"
   [ $# -gt 0 ] && shift
+  # shellcheck disable=SC2086
+  [ $# -gt 0 ] || set -- $WARMUP
   if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
     $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
@@ -82,6 +88,7 @@ for part in "$@"; do
     rates) pairs "$(prepared)" rates --cycles 2 --samples 5000 ;;
     long | gentle) pairs "$(prepared)" "$part" --cycles 3 --samples 6000 ;;
     mild) DOMAINS=$MILD pairs "$(prepared)" mild --samples 10000 ;;
+    momentum) DOMAINS=$MILD pairs "$(prepared)" momentum --cycles 2 --samples 10000 ;;
     oracle)
       # shellcheck disable=SC2086
       $PYTHON lab/replay_oracle.py --weights $WEIGHTS --data "$DOUBLE" --source "$(prepared)" \
@@ -121,10 +128,10 @@ for part in "$@"; do
         DOMAINS=$MILD pairs "$file" still --samples 5000
       done
       ;;
-    drift)
+    drift | teacher)
       (
         WEIGHTS=src/bombus/demo/wrn-16-1.safetensors DOMAINS=$MILD
-        pairs src/bombus/demo/bee-warmup.safetensors drift --backbone wrn-16-1 --precision fp32 \
+        pairs src/bombus/demo/bee-warmup.safetensors "$part" --backbone wrn-16-1 --precision fp32 \
           --cycles 5 --samples 2000
       )
       ;;
@@ -153,6 +160,11 @@ for part in "$@"; do
     cifar-cnn | ablation | ablation-car | queue-on-baselines | forgetting | sensitivity | trigger | efficiency)
       case " ${METHODS:-bee} " in *" bee "*) prepared ;; esac
       paper "$part"
+      ;;
+    sensitivity-rest)
+      prepared
+      ROWS="inner_steps-2 inner_steps-4 complementary-1 complementary-3 complementary-10 \
+        anchor_period-10 anchor_period-60 anchors-5 anchors-20" paper sensitivity
       ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
   esac

@@ -64,8 +64,8 @@ def test_options_are_pinned() -> None:
         "demo": ["out", "samples", "seed"],
         "paper": [
             "backbone", "batch_size", "benchmark", "clean", "data", "device", "first_seed",
-            "methods", "name", "out", "precision", "runs", "samples", "scale", "seeds", "set",
-            "source", "warmup", "weights",
+            "methods", "name", "out", "precision", "rows", "runs", "samples", "scale", "seeds",
+            "set", "source", "warmup", "weights",
         ],
         "data": ["action"],
         "warmup": [

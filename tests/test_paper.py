@@ -283,6 +283,9 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
     assert [cell["name"] for cell in results["cells"]] == ["source", "tent"]
     runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("tent-*/run.json")]
     assert [run["config"]["lr"] for run in runs] == [3e-3]
+    main(["paper", "cifar-cnn", *little, "--rows", "source"])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [cell["name"] for cell in results["cells"]] == ["source"]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +293,8 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
     [
         (["--methods", "tentt"], "did you mean 'tent'"),
         (["--methods", "rmt"], "not rmt; it needs --source"),
+        (["--rows", "soruce"], "no row of cifar-cnn named 'soruce'; did you mean 'source'"),
+        (["--rows", "source", "--methods", "tent"], "No row has both"),
         (["--set", "lr=1"], "expected METHOD.NAME=VALUE"),
         (["--set", "rmt.lr=1"], "not rmt"),
         (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),

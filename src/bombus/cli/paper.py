@@ -36,6 +36,7 @@ def paper(
     device: str = "auto",
     precision: Precision = "fp32",
     methods: tuple[str, ...] = (),
+    rows: tuple[str, ...] = (),
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD.NAME=VALUE")] = (),
 ) -> None:
     """Re-create a table or figure of the BEE paper: run what it takes, then lay it out.
@@ -71,12 +72,13 @@ def paper(
         device: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
         precision: fp32, tf32 (fp32 with fast matrix units), or bf16 autocast.
         methods: only the runs of these.
+        rows: only these rows of the table, by name (every-40, line-2, tent-queue).
         set: settings of a method for a network that is not the published one; what sets the lines
             of an ablation apart stays as it is.
     """
     from bombus.cli.run import pairs
     from bombus.cli.view import RunView, say
-    from bombus.errors import ConfigError
+    from bombus.errors import ConfigError, UnknownNameError
     from bombus.fields import Count, Seed, check
     from bombus.methods import find_method
     from bombus.paper import Place, find_experiment
@@ -122,7 +124,16 @@ def paper(
             needy = find_method(asked).needs != "none" and not source
             why = "; it needs --source" if needy else ""
             raise ConfigError(f"{name} runs {', '.join(runnable)} here, not {asked}{why}.")
-    cells = [cell for cell in cells if not methods or cell.settings.method in methods]
+    for row in rows:
+        if row not in (names := [cell.name for cell in cells]):
+            raise UnknownNameError(f"row of {name}", row, names)
+    cells = [
+        cell
+        for cell in cells
+        if (not methods or cell.settings.method in methods) and (not rows or cell.name in rows)
+    ]
+    if not cells:
+        raise ConfigError("No row has both one of these --methods and one of these --rows.")
     folder = out or Path("paper") / f"{name}-{scale}"
     shelf = runs or (Path("paper") if out is None else out) / "runs"
 

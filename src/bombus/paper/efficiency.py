@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TITLE = "Error against cost"
 CLAIM = (
-    "BEE has the lowest error at nearly half the time and 3/4 of the memory of the next best, OBAO, "
+    "BEE has the lowest error, at nearly half the time and 3/4 of the memory of the next, OBAO, "
     "and at 4.3 ms and 729 MB more than the other consistency methods on average."
 )
 
