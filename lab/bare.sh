@@ -96,7 +96,11 @@ for stage in "$@"; do
     wrn*-*) sh lab/wrn-28-10.sh "$part" || echo "$stage failed" ;;
     rescaled*-*)
       file=$out/rescaled.safetensors
-      [ -e "$file" ] || python3 lab/rescale.py $WEIGHTS --as-begun --norms 0.33 --out "$file"
+      if mkdir "$file.begun" 2>/dev/null; then
+        python3 lab/rescale.py $WEIGHTS --as-begun --norms 0.33 --out "$file.part"
+        mv "$file.part" "$file"
+      fi
+      until [ -e "$file" ]; do sleep 1; done # another lane is at it
       WEIGHTS=$file OUT=$out/rescaled sh lab/wrn-28-10.sh "$part" || echo "$stage failed"
       ;;
     vit*-*) WEIGHTS=$(echo "$pieces"/vit/*.safetensors) sh lab/vit-s4.sh "$part" || echo "$stage failed" ;;
