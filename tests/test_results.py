@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +29,9 @@ def test_a_typed_number_is_found_and_mended(
 ) -> None:
     shutil.copytree(ROOT / "results", tmp_path / "results")
     text = (ROOT / "README.md").read_text()
-    best = re.search(r"\| \*\*\d+\.\d\*\* \|\n", text)
+    best = re.search(r"\| \*\*\d+\.\d\*\* \|", text)
     assert best
-    wrong = text.replace(best[0], "| **1.9** |\n", 1)
+    wrong = text.replace(best[0], "| **1.9** |", 1)
     (tmp_path / "README.md").write_text(wrong)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
@@ -37,6 +40,33 @@ def test_a_typed_number_is_found_and_mended(
     assert "README.md differ from the ledger" in capsys.readouterr().err
     main(["results", "--write"])
     assert (tmp_path / "README.md").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "costs"),
+    [
+        ("ablation", "paper/ablation/runs", None),
+        ("ablation-car", "paper/ablation-car/runs", None),
+        ("efficiency", "cifar10-c/wrn-28-10-rescaled", "cifar10-c/wrn-28-10"),
+    ],
+)
+def test_what_is_kept_of_an_experiment_is_what_its_runs_say(
+    name: str, runs: str, costs: str | None, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "results"
+    shutil.copytree(ROOT / "results", ledger)
+    kept = ledger / "paper" / name / "results.json"
+    before = json.loads(kept.read_text())
+    kept.unlink()
+    command = [sys.executable, str(ROOT / "lab" / "gather.py"), name, "--partial"]
+    command += ["--runs", str(ledger / runs), "--out", str(kept.parent)]
+    command += ["--costs", str(ledger / costs)] if costs else []
+    subprocess.run(command, check=True, capture_output=True)
+    after = json.loads(kept.read_text())
+    for stored in (before, after):
+        for cell in stored["cells"]:  # a run may be named with its folder, or without
+            cell["runs"] = [Path(run).name for run in cell["runs"]]
+    assert after == before
 
 
 def test_lists_the_ledger(
