@@ -3,8 +3,8 @@
 #
 #   sh lab/bare.sh PIECES KEEP STAGE...
 #
-# PIECES holds the two shards of the WRN-28-10 (w1, w2), the ViT-S/4 (vit), CIFAR-10 as PNG strips
-# (clean, train1, train2, train3) and, for a Python without them, rich and tyro (site). All that is
+# PIECES holds the two shards of the WRN-28-10 (w1, w2), the ViT-S/4 (vit), the WRN-16-2 (wider), CIFAR-10
+# as PNG strips (clean, train1, train2, train3) and, for a Python without them, rich and tyro (site). All that is
 # made goes to PIECES/out; what belongs into results/ is put into KEEP/keep.tgz every 15 seconds.
 #
 #   data          the test stream, the extras and their pairs, begun in the background; `wait` waits
@@ -35,7 +35,7 @@ for file in "$pieces"/clean/* "$pieces"/train*/*; do
 done
 WEIGHTS=$(echo "$out"/weights/*.safetensors)
 export WEIGHTS DATA=$out/cifar10-c DOUBLE=$out/double EXTRA=$out/extra SOURCE=$out/cifar10 OUT=$out/runs
-export CLEAN=$out/cifar10
+export CLEAN=$out/cifar10 WIDER=$pieces/wider/cifar10-wrn-16-2.safetensors
 
 pack() {
   (cd "$out" && find . \( -name 'run.json' -o -name 'settings.json' -o -name 'batches.jsonl' \

@@ -21,6 +21,7 @@
 #            (REST=1: those that the first sitting left)                6
 #   drift    bee's rate and replay on the demo's WRN-16-1, five visits of that stream   2 a setting
 #   teacher  its teacher, with that                                    2 a setting
+#   width    the same on a network twice as wide (WIDER: the WRN-16-2's file)
 #   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
@@ -77,7 +78,7 @@ prepared() { # NAME SETTINGS...
   if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
     $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
-      --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
+      ${BACKBONE:+--backbone $BACKBONE} --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
   fi
   until [ -e "$file" ]; do sleep 1; done # another lane is at it
   echo "$file"
@@ -133,6 +134,14 @@ for part in "$@"; do
         WEIGHTS=src/bombus/demo/wrn-16-1.safetensors DOMAINS=$MILD
         pairs src/bombus/demo/bee-warmup.safetensors "$part" --backbone wrn-16-1 --precision fp32 \
           --cycles 5 --samples 2000
+      )
+      ;;
+    width)
+      (
+        WEIGHTS=$WIDER BACKBONE=wrn-16-2 OUT=$OUT/width DOMAINS=$MILD
+        mkdir -p "$OUT"
+        file=$(prepared prepared warmup_lr=3e-4)
+        pairs "$file" momentum --backbone wrn-16-2 --precision fp32 --cycles 5 --samples 2000
       )
       ;;
     even)
