@@ -96,6 +96,10 @@ class Finished:
     def means(self) -> list[float]:
         return [run.mean_error for run in self.runs]
 
+    def with_facts(self, found: dict[str, Any]) -> Finished:
+        """With columns that are known only now that it is run."""
+        return replace(self, cell=replace(self.cell, facts=self.cell.facts | found))
+
 
 class Experiment(Protocol):
     TITLE: str

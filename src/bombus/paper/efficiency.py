@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,7 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    # Costs are known when all is run; results.json keeps them, as what sets a row apart.
-    rows = [replace(f, cell=replace(f.cell, facts=_costs(f))) for f in finished]
+    rows = [f.with_facts(_costs(f)) for f in finished]
     return [*write_variants(TITLE, CLAIM, rows, out), *_draw(finished, out)]
 
 

@@ -31,11 +31,16 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    notes, pictures = [], []
+    rows, pictures, near = [], [], 0
     for f in finished:
         judged = [judge_alarms(read_batches(folder)) for folder in f.folders]
         total = sum(judged[1:], judged[0])
-        runs = f"{len(judged)} run{'s' if len(judged) > 1 else ''}"
-        notes.append(f"{f.cell.facts['trigger']}: {total}, over {runs}.")
+        near = max(near, total.near)
+        found = {
+            "borders found": f"{total.found} of {total.borders}",
+            "false alarms": f"{total.false_alarms} of {total.alarms}",
+        }
+        rows.append(f.with_facts(found))
         pictures += loss_figure(f.folders[0], out / f"loss-{f.cell.name}")
-    return [*write_variants(TITLE, CLAIM, finished, out, notes), *pictures]
+    note = f"A border is found by an alarm within {near} batches of it; over all seeds."
+    return [*write_variants(TITLE, CLAIM, rows, out, [note]), *pictures]
