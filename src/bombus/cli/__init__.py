@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     log = logging.getLogger("bombus")
     log.disabled = True  # what methods find is printed with their runs
+    progress, lines = logging.getLogger("bombus.progress"), logging.StreamHandler()
+    progress.addHandler(lines)
+    progress.setLevel(logging.INFO)
     try:
         if arguments[:1] == ["--version"]:
             from bombus import __version__
@@ -84,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _stop(f"{error.strerror or error}{where}.", 2)
     finally:
         log.disabled = False
+        progress.removeHandler(lines)
+        progress.setLevel(logging.NOTSET)
 
 
 def _dispatch(
