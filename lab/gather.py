@@ -54,13 +54,17 @@ def main() -> None:
         laid_out, finished = Path(temporary), []
         lies_at: dict[str, Path] = {}
         for cell in experiment.cells(place):
-            found = {run.seed: run for run in _of_cell(cell, runs)}
+            found = {
+                run.seed: run
+                for run in _of_cell(cell, runs)
+                if not asked.seeds or run.seed in asked.seeds
+            }
             if not found:
                 if not asked.partial:
                     raise SystemExit(f"No run of {cell.name}; --partial leaves it out.")
                 print(f"no run of {cell.name}")
                 continue
-            own = [found[seed] for seed in sorted(asked.seeds or found)]
+            own = [found[seed] for seed in sorted(found)]
             _require_alike(own)
             folders = [_lay_out(cell, run, laid_out) for run in own]
             lies_at |= {f.name: run.path for f, run in zip(folders, own, strict=True)}
