@@ -199,6 +199,7 @@ def clear_axes(axes: Axes) -> None:
     """The common look: no box, light lines across."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#d8d8d8", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def draw_domains(axes: Axes, visits: Sequence[Visit], *, names: bool = True) -> None:
