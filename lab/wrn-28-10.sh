@@ -23,6 +23,7 @@
 #   teacher  its teacher, with that                                    2 a setting
 #   width    the same on a network twice as wide (WIDER: the WRN-16-2's file)
 #   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
+#   rehearsal  source images beside the stream, two visits of that stream, half as long   1.5 a setting
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -31,8 +32,7 @@
 #   memory   what a replay with 50 anchors leaves behind               0.2
 #   cifar-cnn, ablation, ...: an experiment of `bombus paper` (METHODS="tent roid": some of its
 #            methods; ROWS="every-40 none": some of its rows; SET="tent.lr=3e-3": with settings of
-#            our own; WARMUP="warmup_lr=5e-4": bee prepared with them); sensitivity-rest: without
-#            what the ladder has (R 0 and 1; K 5, a period of 30, 50 anchors)
+#            our own; WARMUP="warmup_lr=5e-4": bee prepared with them)
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -144,6 +144,10 @@ for part in "$@"; do
         pairs "$file" momentum --backbone wrn-16-2 --precision fp32 --cycles 5 --samples 2000
       )
       ;;
+    rehearsal)
+      file=$(prepared rehearsing rehearsal_weight=1 rehearsal_images=50000)
+      DOMAINS=$MILD pairs "$file" rehearsal --cycles 2 --samples 5000
+      ;;
     even)
       for rate in 1.5e-4 5e-4; do
         file=$(prepared "even-$rate" warmup_lr=$rate)
@@ -169,11 +173,6 @@ for part in "$@"; do
     cifar-cnn | ablation | ablation-car | queue-on-baselines | forgetting | sensitivity | trigger | efficiency)
       case " ${METHODS:-bee} " in *" bee "*) prepared ;; esac
       paper "$part"
-      ;;
-    sensitivity-rest)
-      prepared
-      ROWS="inner_steps-2 inner_steps-4 complementary-1 complementary-3 complementary-10 \
-        anchor_period-10 anchor_period-60 anchors-5 anchors-20" paper sensitivity
       ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
   esac

@@ -110,6 +110,15 @@ class BeeConfig(BaseConfig):
     entropy_weight: NonNegative = 1.0
     """Eq. 15. Paper: 1, as a step of its own."""
 
+    # --- rehearsal ---
+    rehearsal_weight: NonNegative = 0.0
+    """Ours (RMT's, but without labels): at every step source images are to be answered as the
+    prepared network answered them. 0: none are kept. They are kept with the preparation."""
+    rehearsal_images: Several = 5_000
+    """How many of them, at least 2: the first that the source gives."""
+    rehearsal_view: ViewName = "strong"
+    """What the student sees of them."""
+
     # --- complementary anchor replay ---
     replay: Literal["weighted", "average", "source", "off"] = "off"
     """Paper: weighted (Eqs. 10-13); the others are its ablations. Ours: off, for a student that

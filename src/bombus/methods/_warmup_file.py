@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HEADER = "bombus.warmup"
 CODES = "student codes"
 WEIGHTS, TEACHER = "weights", "teacher weights"  # the second where it has values of its own
+IMAGES = "rehearsal"  # where they are kept
 # What an artefact must share with the adapter that reads it.
 STRUCTURE = ("last_descriptor", "tokens", "codes")
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
@@ -41,6 +42,7 @@ def save_warmup(bee: Bee, path: Path) -> None:
         **{f"{CODES}/{level}": c for level, c in books.student.items()},
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
+        **{f"{IMAGES}/{name}": t for name, t in bee.rehearsal.state_dict().items()},
     }
     header = {
         "source_sha256": bee.source_sha256,
@@ -116,18 +118,33 @@ def load_warmup(bee: Bee, path: Path) -> None:
             f"adapter prepares {len(mine['trained'])} of this model's; make one with the same "
             "warmup_blocks, adapts and shallow."
         )
-    shapes = {n: t.shape for n, t in tensors.items() if not _of_codes(n)}
+    shapes = {n: t.shape for n, t in tensors.items() if not _beside_weights(n)}
     trained = trained_parameters(bee)
     weights = {f"{WEIGHTS}/{name}": p.shape for name, p in trained.items()}
     teacher = {f"{TEACHER}/{name}": p.shape for name, p in trained.items()}
     if not weights.items() <= shapes.items() <= (weights | teacher).items():
         raise _not_whole(path)
+    try:
+        bee.rehearsal.load_state_dict(_images(tensors) if bee.config.rehearsal_weight else {})
+    except (LookupError, RuntimeError):
+        raise _not_whole(path) from None
+    if bee.config.rehearsal_weight and not len(bee.rehearsal):
+        bee.event(
+            "nothing to rehearse",
+            reason=f"{path} was made without source images to rehearse; make it again with "
+            f"rehearsal_weight={bee.config.rehearsal_weight:g}, or give source images",
+        )
     bee.source_bytes = header["source_bytes"]
     _fill(bee, tensors)
 
 
-def _of_codes(name: str) -> bool:
-    return bool(re.fullmatch(r"(student codes|teacher codes|queue)/\d+", name))
+def _beside_weights(name: str) -> bool:
+    parts = r"(student codes|teacher codes|queue)/\d+|rehearsal/(images|labels|like)"
+    return bool(re.fullmatch(parts, name))
+
+
+def _images(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(f"{IMAGES}/")}
 
 
 def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
@@ -163,5 +180,7 @@ def deciding_settings(bee: Bee) -> dict[str, Any]:
     resolved = {"levels": bee.levels, "trained": sorted(trained_parameters(bee))}
     asked = {**asdict(bee.config), **resolved}
     kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
+    if bee.config.rehearsal_weight:  # else no image is kept
+        kept["rehearsal_images"] = bee.config.rehearsal_images
     settings: dict[str, Any] = json.loads(json.dumps(kept))
     return settings

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bombus.backbones.blocks import block_parameters, find_blocks
 from bombus.data.augment import VIEWS
+from bombus.data.labelled import LabelledImages
 from bombus.data.queue import SampleQueue
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
@@ -30,6 +31,7 @@ from bombus.methods._mean_teacher import require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, fitting_rate, make_optimizer
 from bombus.methods._passes import Pass, Passes
+from bombus.methods._rehearsal import with_rehearsal
 from bombus.methods._shift import LevelDetector, ShiftDetector
 from bombus.methods._state import Weights
 from bombus.methods._teacher import move_towards
@@ -56,7 +58,7 @@ class Bee(Adapter):
         "shift",
         "batches",
     )
-    prepared = ("deep",)
+    prepared = ("deep", "rehearsal")
 
     def setup(self) -> None:
         config: BeeConfig = self.config
@@ -84,6 +86,8 @@ class Bee(Adapter):
         self.optimizer = make_optimizer(self.parameters, config.optimizer, lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
+        # In the computer's memory, not the GPU's: a batch a step comes over.
+        self.rehearsal = LabelledImages(config.rehearsal_images, torch.device("cpu"))
         self.anchors = AnchorPool(config.anchors, on_host=self._anchors_on_host())
         self.shift = self._shift_detector()
         self.batches = 0
@@ -137,7 +141,7 @@ class Bee(Adapter):
         if config.inner_entropy and config.entropy_weight:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
-        self._apply(self._gradients(loss))
+        self._apply(with_rehearsal(self, self._gradients(loss), count))
         self.follow()
 
     def _outer_step(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +160,7 @@ class Bee(Adapter):
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = self._gradients(loss, keep_graph=seen is student)
         lowering = self._gradients(entropy) if config.entropy_weight else ()
-        self._apply(gradients)
+        self._apply(with_rehearsal(self, gradients, len(x)))
         self._apply(tuple(config.entropy_weight * g for g in lowering))
         self.follow()
         measured = {"mcr": loss.detach(), "entropy": entropy.detach(), **by_level}

@@ -1,0 +1,126 @@
+"""BEE's rehearsal: source images that its preparation keeps and labels, learnt at every step."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from bombus.errors import CheckpointError
+from bombus.methods._warmup_file import save_warmup
+from bombus.methods.bee import Bee
+from tiny import make_tiny, noise_batches, tree_hash
+
+OFF: dict[str, Any] = {"level_weights": (0,), "prediction_weight": 0, "entropy_weight": 0}
+ALONE = {**OFF, "inner_steps": 0, "rehearsal_view": "none", "lr": 0.01}
+
+
+def rehearsing(**changes: Any) -> Bee:
+    settings = {"rehearsal_weight": 1.0, "rehearsal_images": 16, **changes}
+    return Bee(make_tiny("batchnorm"), Bee.Config(**settings), source=noise_batches(3))
+
+
+def test_a_step_by_hand() -> None:
+    """Nothing else pulls, as many images are kept as a batch has: one step of Adam on them."""
+    *source, x = [x.double() for x in noise_batches(4)]
+    config = Bee.Config(**ALONE, rehearsal_weight=2.0, rehearsal_images=len(x))
+    bee = Bee(make_tiny("batchnorm").double(), config, source=source)
+    by_hand = deepcopy(bee.model)
+    with torch.no_grad():
+        # Of the image and its mirror image; the teacher is still the student.
+        labels = (by_hand(source[0]) + by_hand(source[0].flip(3))).argmax(1)
+    names = list(bee.adapted)
+    optimizer = torch.optim.Adam([by_hand.get_parameter(n) for n in names], lr=0.01)
+    (2 * F.cross_entropy(by_hand(source[0]), labels)).backward()
+    optimizer.step()
+    bee(x)
+    for name in names:
+        torch.testing.assert_close(bee.adapted[name], by_hand.get_parameter(name))
+
+
+def test_gradients_of_stream_and_source_are_added() -> None:
+    """At half the weight of each, with one inner step too: a step of both differs from either."""
+    x = noise_batches(4)[3]
+    moved = {}
+    for name, changes in {
+        "both": {"entropy_weight": 0},
+        "stream": {"entropy_weight": 0, "rehearsal_weight": 0},
+        "source": ALONE,
+    }.items():
+        bee = rehearsing(**{"lr": 0.01, **changes})
+        bee(x)
+        moved[name] = torch.cat([p.detach().flatten() for p in bee.parameters])
+    assert not torch.equal(moved["both"], moved["stream"])
+    assert not torch.equal(moved["both"], moved["source"])
+
+
+def test_what_is_rehearsed_is_not_forgotten() -> None:
+    """A student that is led astray keeps the answers it rehearses."""
+    known = {}
+    for weight in (0.0, 3.0):
+        bee = rehearsing(lr=0.01, momentum=0.9, rehearsal_weight=weight, rehearsal_view="none")
+        source = noise_batches(1)[0]  # of the 16 images that are kept
+        labels = bee.predict(source).argmax(1)
+        for x in noise_batches(15)[3:]:
+            bee(1 - x)
+        known[weight] = F.cross_entropy(bee.predict(source), labels).item()
+    assert known[3.0] < 0.6 * known[0.0]
+
+
+def test_images_travel_with_the_preparation(tmp_path: Path) -> None:
+    file, model = tmp_path / "warm.safetensors", make_tiny("batchnorm")
+    made = rehearsing()
+    assert len(made.rehearsal) == 16
+    save_warmup(made, file)
+    read, cached = Bee(model, made.config, source=file), rehearsing()
+    x = noise_batches(4)[3]
+    answer = made(x)
+    for other in (read, cached):
+        assert torch.equal(other(x), answer)
+        assert tree_hash(other.rehearsal.state_dict()) == tree_hash(made.rehearsal.state_dict())
+    assert not len(Bee(model, source=file).rehearsal)
+    fewer = Bee(model, Bee.Config(rehearsal_weight=1, rehearsal_images=5), source=file)
+    assert len(fewer.rehearsal) == 5
+
+
+def test_a_saved_adapter_rehearses_on(tmp_path: Path) -> None:
+    bee, batches = rehearsing(), noise_batches(7)
+    for x in batches[3:5]:
+        bee(x)
+    bee.save(tmp_path)
+    again = Bee.load(tmp_path, make_tiny("batchnorm"))
+    for x in batches[5:]:
+        assert torch.equal(again(x), bee(x))
+    again.reset()
+    assert len(again.rehearsal) == 16
+
+
+def test_a_preparation_without_images_says_so(tmp_path: Path) -> None:
+    file, model = tmp_path / "warm.safetensors", make_tiny("batchnorm")
+    save_warmup(Bee(model, source=noise_batches(3)), file)
+    bee = Bee(model, Bee.Config(rehearsal_weight=0.5), source=file)
+    assert bee(noise_batches(4)[3]).isfinite().all()
+    (event,) = [e for e in bee.last.events if e["event"] == "nothing to rehearse"]
+    assert "rehearsal_weight=0.5" in event["reason"]
+
+
+@pytest.mark.parametrize("absent", ["images", "labels", "like"])
+def test_a_damaged_store_is_refused(absent: str, tmp_path: Path) -> None:
+    file, made = tmp_path / "warm.safetensors", rehearsing()
+    save_warmup(made, file)
+    with safe_open(file, "pt") as reader:
+        names = [n for n in reader.keys() if n != f"rehearsal/{absent}"]  # noqa: SIM118
+        save_file({n: reader.get_tensor(n) for n in names}, file, reader.metadata())
+    with pytest.raises(CheckpointError, match="no whole warm-up file"):
+        Bee(make_tiny("batchnorm"), made.config, source=file)
+
+
+def test_without_source_there_is_nothing_to_rehearse() -> None:
+    bee = Bee(make_tiny("batchnorm"), Bee.Config(rehearsal_weight=1))
+    assert bee(noise_batches(1)[0]).isfinite().all()
