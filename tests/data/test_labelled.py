@@ -76,22 +76,6 @@ def test_places_are_written_over() -> None:
     assert contents(store) == [2, 4, 10, 30]
 
 
-def test_labels_are_found_anew_for_all_images_in_parts() -> None:
-    store, sizes = LabelledImages(9, CPU), []
-    x, y = numbered(*range(7))
-    store.append(x, torch.zeros_like(y))
-
-    def number(images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        return (images[:, 0, 0, 0] * 255).round().long()
-
-    store.relabel(number, 3, CPU)
-    assert sizes == [3, 3, 1]
-    assert contents(store) == list(range(7))
-    LabelledImages(2, CPU).relabel(number, 3, CPU)  # of none: nothing
-    assert sizes == [3, 3, 1]
-
-
 def test_a_smaller_store_takes_the_first() -> None:
     store, smaller = LabelledImages(5, CPU), LabelledImages(2, CPU)
     store.append(*numbered(1, 2, 3, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,22 +78,11 @@ class LabelledImages:
         if self._images is None:
             raise ValueError("The store is empty; put images into it before drawing some.")
         chosen = torch.randperm(self._count, generator=generator)[:count].to(self.device)
-        return self._to_learn_from(self._images[chosen], device), self._labels[chosen].to(device)
-
-    def relabel(self, label: Callable[[Tensor], Tensor], count: int, device: torch.device) -> None:
-        """Give every image the label that `label` finds, `count` images at a time."""
-        if self._images is None:
-            return
-        for start in range(0, self._count, count):
-            places = slice(start, min(start + count, self._count))
-            found = label(self._to_learn_from(self._images[places], device))
-            self._labels[places] = found.to(self.device)
-
-    def _to_learn_from(self, stored: Tensor, device: torch.device) -> Tensor:
-        images = stored.to(device)  # as they are stored: bytes are a quarter of the way
-        if images.dtype == self._like.dtype:
-            return images
-        return from_bytes(images, self._like.to(device))
+        # Moved as they are stored: bytes are a quarter of the way.
+        images, labels = self._images[chosen].to(device), self._labels[chosen].to(device)
+        if images.dtype != self._like.dtype:
+            images = from_bytes(images, self._like.to(device))
+        return images, labels
 
     def state_dict(self) -> dict[str, Any]:
         if self._images is None:

@@ -113,7 +113,7 @@ class BeeConfig(BaseConfig):
     # --- rehearsal ---
     rehearsal_weight: NonNegative = 0.0
     """Ours (RMT's, but without labels): at every step source images are to be answered as the
-    prepared network answered them. 0: none are kept. They are kept with the preparation."""
+    source network answers them. 0: none are kept. They are kept with the preparation."""
     rehearsal_images: Several = 5_000
     """How many of them, at least 2: the first that the source gives."""
     rehearsal_view: ViewName = "strong"

@@ -1,12 +1,12 @@
 """Source images that BEE goes on learning beside the stream, so that it cannot drift from them.
 
-RMT does so with labelled images. Here the prepared network labels them itself, before the stream
-can change it: on images that it was trained on it is nearly always right.
+RMT does so with labelled images. Here the source network labels them, as it was given: on images
+that it was trained on it is nearly always right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from bombus.data.augment import VIEWS
 from bombus.losses.precision import at_least_single
+from bombus.methods._norm import source_statistics
 
 if TYPE_CHECKING:
     from bombus.methods.bee import Bee
 
 
-def keeping(bee: Bee, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same batches; the first images of them are kept to be rehearsed."""
+def keeping(bee: Bee, batches: Iterable[Tensor], trained: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The same batches; the first images of them are kept, before anything is learnt from them.
+
+    `trained` are the source network's own values of what the preparation is about to change.
+    """
+    given = {name: value.detach().clone() for name, value in trained.items()}
     for x in batches:
-        if bee.config.rehearsal_weight:
-            unlabelled = torch.zeros(len(x), dtype=torch.long)
-            bee.rehearsal.append(x, unlabelled)
+        room = bee.config.rehearsal_images - len(bee.rehearsal)
+        if bee.config.rehearsal_weight and room > 0:
+            bee.rehearsal.append(x[:room], _labels(bee, x[:room], given))
         yield x
-
-
-def label(bee: Bee, batch: int) -> None:
-    with torch.no_grad():
-        bee.rehearsal.relabel(lambda x: bee.forward(x).argmax(1), batch, bee.parameters[0].device)
 
 
 def with_rehearsal(bee: Bee, gradients: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
@@ -44,3 +44,8 @@ def with_rehearsal(bee: Bee, gradients: tuple[Tensor, ...], count: int) -> tuple
     loss = F.cross_entropy(at_least_single(student.logits), y)
     own = torch.autograd.grad(weight * loss, bee.parameters, materialize_grads=True)
     return tuple(a + b for a, b in zip(gradients, own, strict=True)) if gradients else own
+
+
+def _labels(bee: Bee, x: Tensor, given: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad(), source_statistics(bee.model):
+        return bee.passes.mean(bee.passes(bee.passes.views(x), given).logits).argmax(1)

@@ -28,7 +28,7 @@ from bombus.losses.precision import at_least_single
 from bombus.methods._codebooks import draw_codes, random_codes
 from bombus.methods._optim import make_optimizer, ramp
 from bombus.methods._progress import with_progress
-from bombus.methods._rehearsal import keeping, label
+from bombus.methods._rehearsal import keeping
 from bombus.methods._source import GatedSource, image_batches
 from bombus.methods._warmup_file import (
     deciding_settings,
@@ -78,9 +78,8 @@ def warm_up(bee: Bee, source: Source) -> None:
     if isinstance(source, Sized):
         a_round = min(a_round, len(source))
         total = a_round * bee.config.warmup_rounds
-    opening = keeping(bee, itertools.chain([first], batches))
+    opening = keeping(bee, itertools.chain([first], batches), trained_parameters(bee))
     train(bee, itertools.chain(opening, _again(bee, source)), a_round, total)
-    label(bee, len(first))
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
     _cache(bee, cached)
 
