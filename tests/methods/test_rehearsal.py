@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bombus.errors import CheckpointError
 from bombus.methods._warmup_file import save_warmup
 from bombus.methods.bee import Bee
-from tiny import make_tiny, noise_batches, tree_hash
+from tiny import KINDS, make_tiny, noise_batches, tree_hash
 
 OFF: dict[str, Any] = {"level_weights": (0,), "prediction_weight": 0, "entropy_weight": 0}
 ALONE = {**OFF, "inner_steps": 0, "rehearsal_view": "none", "lr": 0.01}
@@ -124,6 +124,13 @@ def test_a_damaged_store_is_refused(absent: str, tmp_path: Path) -> None:
         save_file({n: reader.get_tensor(n) for n in names}, file, reader.metadata())
     with pytest.raises(CheckpointError, match="no whole warm-up file"):
         Bee(make_tiny("batchnorm"), made.config, source=file)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_network_rehearses(kind: str) -> None:
+    bee = Bee(make_tiny(kind), Bee.Config(rehearsal_weight=1), source=noise_batches(3))
+    assert len(bee.rehearsal) == sum(map(len, noise_batches(3)))
+    assert all(bee(x).isfinite().all() for x in noise_batches(6)[3:])
 
 
 def test_without_source_there_is_nothing_to_rehearse() -> None:

@@ -26,10 +26,13 @@ def keeping(bee: Bee, batches: Iterable[Tensor], trained: Mapping[str, Tensor]) 
 
     `trained` are the source network's own values of what the preparation is about to change.
     """
+    if not bee.config.rehearsal_weight:
+        yield from batches
+        return
     given = {name: value.detach().clone() for name, value in trained.items()}
     for x in batches:
         room = bee.config.rehearsal_images - len(bee.rehearsal)
-        if bee.config.rehearsal_weight and room > 0:
+        if room > 0:
             bee.rehearsal.append(x[:room], _labels(bee, x[:room], given))
         yield x
 
