@@ -34,7 +34,7 @@ ZERO_IS_REFUSED = {
     "bee": {
         "levels", "codes", "tau_student", "tau_teacher", "sinkhorn_iterations", "sample_queue",
         "anchors", "anchor_period", "complementary", "window", "window_minimum", "warmup_images",
-        "warmup_rounds",
+        "warmup_rounds", "rehearsal_images",
     },
     "continual-mae": {"augmentations", "mask_ratio"},
     "cotta": {"augmentations"},
