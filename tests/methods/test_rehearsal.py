@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bombus.errors import CheckpointError
+from bombus.methods._rehearsal import with_rehearsal
 from bombus.methods._warmup_file import save_warmup
 from bombus.methods.bee import Bee
 from tiny import KINDS, make_tiny, noise_batches, tree_hash
@@ -50,7 +51,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_gradients_of_stream_and_source_are_added() -> None:
-    """At half the weight of each, with one inner step too: a step of both differs from either."""
+    """A step of both differs from either alone, and the sum is the sum."""
     x = noise_batches(4)[3]
     moved = {}
     for name, changes in {
@@ -63,6 +64,12 @@ def test_gradients_of_stream_and_source_are_added() -> None:
         moved[name] = torch.cat([p.detach().flatten() for p in bee.parameters])
     assert not torch.equal(moved["both"], moved["stream"])
     assert not torch.equal(moved["both"], moved["source"])
+    bee = rehearsing(rehearsal_view="none")
+    alone = with_rehearsal(bee, (), 16)  # all that are kept, in whatever order
+    stream = tuple(torch.ones_like(p) for p in bee.parameters)
+    for own, total in zip(alone, with_rehearsal(bee, stream, 16), strict=True):
+        assert own is not None
+        torch.testing.assert_close(total, own + 1, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_rehearsed_is_not_forgotten() -> None:

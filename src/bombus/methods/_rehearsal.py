@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bombus.data.augment import VIEWS
 from bombus.losses.precision import at_least_single
+from bombus.methods._mean_teacher import Gradients, sum_gradients
 from bombus.methods._norm import source_statistics
 
 if TYPE_CHECKING:
@@ -31,22 +32,20 @@ def keeping(bee: Bee, batches: Iterable[Tensor], trained: Mapping[str, Tensor]) 
         return
     given = {name: value.detach().clone() for name, value in trained.items()}
     for x in batches:
-        room = bee.config.rehearsal_images - len(bee.rehearsal)
-        if room > 0:
-            bee.rehearsal.append(x[:room], _labels(bee, x[:room], given))
+        if len(bee.rehearsal) < bee.rehearsal.capacity:
+            bee.rehearsal.append(x, _labels(bee, x, given))
         yield x
 
 
-def with_rehearsal(bee: Bee, gradients: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
+def with_rehearsal(bee: Bee, gradients: Gradients, count: int) -> Gradients:
     """The stream's gradients and those of `count` source images, whose graph lives by itself."""
-    weight = bee.config.rehearsal_weight
-    if not (weight and len(bee.rehearsal)):
+    if not len(bee.rehearsal):
         return gradients
     x, y = bee.rehearsal.draw(count, bee.generator, bee.parameters[0].device)
     student = bee.passes(bee.view(VIEWS[bee.config.rehearsal_view], x))
-    loss = F.cross_entropy(at_least_single(student.logits), y)
-    own = torch.autograd.grad(weight * loss, bee.parameters, materialize_grads=True)
-    return tuple(a + b for a, b in zip(gradients, own, strict=True)) if gradients else own
+    loss = bee.config.rehearsal_weight * F.cross_entropy(at_least_single(student.logits), y)
+    own = torch.autograd.grad(loss, bee.parameters, materialize_grads=True)
+    return sum_gradients(gradients, own)
 
 
 def _labels(bee: Bee, x: Tensor, given: dict[str, Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ from bombus.methods import register
 from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
-from bombus.methods._mean_teacher import require_colour
+from bombus.methods._mean_teacher import Gradients, require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, fitting_rate, make_optimizer
 from bombus.methods._passes import Pass, Passes
@@ -223,7 +223,7 @@ class Bee(Adapter):
             loss, self.parameters, retain_graph=keep_graph, materialize_grads=True
         )
 
-    def _apply(self, gradients: tuple[Tensor, ...]) -> None:
+    def _apply(self, gradients: Gradients) -> None:
         if gradients and not apply_gradients(gradients, self.parameters, self.optimizer):
             self.step_dropped()
 
