@@ -6,7 +6,8 @@
 #     sh lab/streams.sh STREAM...
 #
 # DATA holds severities 1 to 5 for the gradual stream; WARMUP is bee's, made by `bombus warmup bee`.
-# METHODS="tent bee" takes some of them. On a CPU: BACKBONE=wrn-16-1 PRECISION=fp32.
+# METHODS="tent bee" takes some of them, SET="rehearsal_weight=1" gives them settings. On a CPU:
+# BACKBONE=wrn-16-1 PRECISION=fp32.
 set -e
 SEED=${SEED:-1}
 PYTHON=${PYTHON:-python3}
@@ -27,6 +28,6 @@ for stream in "$@"; do
     $PYTHON -m bombus run "$method" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
       --source "$source" ${BACKBONE:+--backbone $BACKBONE} --precision ${PRECISION:-bf16} \
       --seed "$SEED" --samples $samples --stream "$stream" $options \
-      --out "$OUT/$stream/$method-seed$SEED" --resume
+      --out "$OUT/$stream/$method-seed$SEED" --resume ${SET:+--set $SET}
   done
 done

@@ -24,6 +24,7 @@
 #   width    the same on a network twice as wide (WIDER: the WRN-16-2's file)
 #   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
 #   rehearsal  source images beside the stream, two visits of that stream, half as long   1.5 a setting
+#   rehearsed  bee with them on the 15 domains (SET="lr=1e-4": and more settings)   2
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -147,6 +148,13 @@ for part in "$@"; do
     rehearsal)
       file=$(prepared rehearsing rehearsal_weight=1 rehearsal_images=50000)
       DOMAINS=$MILD pairs "$file" rehearsal --cycles 2 --samples 5000
+      ;;
+    rehearsed)
+      # shellcheck disable=SC2086
+      $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
+        --source "$(prepared rehearsing rehearsal_weight=1 rehearsal_images=50000)" --precision bf16 \
+        --seed "$SEED" --resume --out "$OUT/rehearsed-seed$SEED" \
+        --set rehearsal_weight=1 rehearsal_images=50000 $SET
       ;;
     even)
       for rate in 1.5e-4 5e-4; do

@@ -21,7 +21,7 @@ def test_tables_in_the_documents_agree_with_the_ledger(
 ) -> None:
     monkeypatch.chdir(ROOT)
     main(["results", "--check"])
-    assert capsys.readouterr().out.startswith("13 tables agree")
+    assert capsys.readouterr().out.startswith("14 tables agree")
 
 
 def test_a_typed_number_is_found_and_mended(
@@ -52,6 +52,7 @@ RESCALED = "cifar10-c/wrn-28-10-rescaled"
         ("ablation-car", "--runs paper/ablation-car/runs"),
         ("efficiency", f"--runs {RESCALED} --costs cifar10-c/wrn-28-10"),
         ("forgetting", "--runs paper/forgetting/runs"),
+        ("sensitivity", "--seeds 1 --runs paper/sensitivity/runs paper/ablation/runs"),
         ("queue-on-baselines", f"--seeds 1 --runs paper/queue-on-baselines/runs {RESCALED}"),
     ],
 )

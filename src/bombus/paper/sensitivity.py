@@ -15,12 +15,12 @@ CLAIM = (
     "The error falls with R, more slowly after 2; K = 5 is best; longer anchor periods and larger "
     "pools are better."
 )
-# Setting, its sign in the paper, and the values tried.
-PANELS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("inner_steps", "R", (0, 1, 2, 4)),
-    ("complementary", "K", (1, 3, 5, 10)),
-    ("anchor_period", "ξ", (10, 30, 60)),
-    ("anchors", "C_a", (5, 20, 50)),
+# Setting, its sign in the paper, what it counts, and the values tried.
+PANELS: tuple[tuple[str, str, str, tuple[int, ...]], ...] = (
+    ("inner_steps", "R", "steps on the queue", (0, 1, 2, 4)),
+    ("complementary", "K", "anchors merged", (1, 3, 5, 10)),
+    ("anchor_period", "ξ", "batches an anchor", (10, 30, 60)),
+    ("anchors", "C_a", "anchors kept", (5, 20, 50)),
 )
 
 
@@ -30,7 +30,7 @@ def cells(place: Place) -> list[Cell]:
     rhythm = {} if place.full else {"replay_every": 8, "anchor_period": 30 // 8}
     base = {"replay": "weighted", **rhythm}
     made = []
-    for name, sign, values in PANELS:
+    for name, sign, _, values in PANELS:
         for value in values:
             scaled = value if place.full or name != "anchor_period" else max(1, value // 8)
             settings = place.settings("bee", "cifar10-c", **{**base, name: scaled})
@@ -45,14 +45,14 @@ def show(finished: Sequence[Finished], out: Path) -> list[Path]:
 def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
     with drawing((10.0, 2.8)) as figure:
         panels = figure.subplots(1, len(PANELS), sharey=True)
-        for axes, (_, sign, _) in zip(panels, PANELS, strict=True):
+        for axes, (_, sign, counted, _) in zip(panels, PANELS, strict=True):
             own = [f for f in finished if f.cell.facts["setting"] == sign]
             places = range(len(own))
             means = [sum(f.means) / len(f.means) for f in own]
             spread = [half_width(f.means) or 0.0 for f in own]
             axes.errorbar(places, means, yerr=spread, color=COLOURS[0], marker="o", capsize=3)
             axes.set_xticks(list(places), [str(f.cell.facts["value"]) for f in own])
-            axes.set_xlabel(sign)
+            axes.set_xlabel(f"{sign}: {counted}")
             clear_axes(axes)
         panels[0].set_ylabel("mean error (%)")
         return save_pictures(figure, out / "figure")
