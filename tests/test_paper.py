@@ -9,16 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import bombus
 from bombus.cli import main
 from bombus.lock import locked
 from bombus.methods import find_method, known_methods
-from bombus.paper import NAMES, Cell, Place, find_experiment, queue_on_baselines
+from bombus.paper import NAMES, Cell, Finished, Place, find_experiment, queue_on_baselines
+from bombus.paper.ladder import draw_ladder
 from bombus.paper.layout import write_variants
 from bombus.paper.run import folder_of, for_seed, run_cells
 from bombus.report.layout import Table
@@ -53,7 +56,11 @@ def test_without_source_images_what_cannot_do_without_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["trigger", "queue-on-baselines", "forgetting", "ablation", "efficiency"]
+    "name",
+    [
+        *("trigger", "queue-on-baselines", "forgetting", "efficiency"),
+        *("ablation", "ablation-car", "sensitivity"),
+    ],
 )
 def test_an_experiment_from_the_command_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -81,11 +88,37 @@ def test_an_experiment_from_the_command_line(
     main(["compare", str(tmp_path / "results.json"), "--format", "markdown"])
     assert capsys.readouterr().out == (tmp_path / "table.md").read_text()
     pictures = list(tmp_path.glob("*.svg"))
-    assert bool(pictures) == (name != "ablation")
+    assert pictures
     assert all(p.with_suffix(".png").exists() for p in pictures)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     main(command)  # nothing is run again, and the same comes out
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_an_ablations_figure_does_not_make_much_of_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Place().settings("bn", "cifar10-c")
+    rows = [("none", {}, 11.5), ("both", {"queue": True, "next": False, "replay": True}, 11.6)]
+    finished = [
+        Finished(Cell(name, settings, facts), (), (SimpleNamespace(mean_error=error),))  # type: ignore[arg-type]
+        for name, facts, error in rows
+    ]
+    drawn: list[Figure] = []
+
+    def kept(figure: Figure, out: Path) -> list[Path]:
+        drawn.append(figure)
+        return [out]
+
+    monkeypatch.setattr("bombus.paper.ladder.save_pictures", kept)
+    assert draw_ladder(finished, tmp_path) == [tmp_path / "figure"]
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["none", "queue + replay"]
+    assert {text.get_text() for text in axes.texts} == {"11.50", "11.60"}
+    low, high = axes.get_xlim()
+    assert high - low == pytest.approx(1.0)
+    assert low < 11.5
+    assert high > 11.6
 
 
 def test_a_ledger_of_an_experiment_is_read_and_its_faults_are_told(

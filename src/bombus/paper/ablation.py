@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bombus.paper import Cell, Finished, Place
+from bombus.paper.ladder import draw_ladder
 from bombus.paper.layout import write_variants
 
 TITLE = "Ablation of BEE's components"
@@ -66,4 +67,4 @@ def line(levels: tuple[int, ...], queue: bool, replay: bool) -> dict[str, Any]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    return write_variants(TITLE, CLAIM, finished, out)
+    return [*write_variants(TITLE, CLAIM, finished, out), *draw_ladder(finished, out)]

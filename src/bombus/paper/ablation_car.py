@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bombus.paper import Cell, Finished, Place
+from bombus.paper.ladder import draw_ladder
 from bombus.paper.layout import write_variants
 from bombus.report.records import RESULT
 
@@ -43,7 +44,7 @@ def cells(place: Place) -> list[Cell]:
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
     replays = (f"{f.cell.name} {_replays(f.folders[0])}" for f in finished)
     note = "replays a run: " + ", ".join(replays) + "."
-    return write_variants(TITLE, CLAIM, finished, out, [note])
+    return [*write_variants(TITLE, CLAIM, finished, out, [note]), *draw_ladder(finished, out)]
 
 
 def _replays(folder: Path) -> int:
