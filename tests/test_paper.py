@@ -23,7 +23,7 @@ from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Finished, Place, find_experiment, queue_on_baselines
 from bombus.paper.ladder import draw_ladder
 from bombus.paper.layout import write_variants
-from bombus.paper.run import folder_of, for_seed, run_cells
+from bombus.paper.run import folder_of, for_seed, run_cells, time_left
 from bombus.report.layout import Table
 from bombus.report.table import to_latex
 from bombus.report.triggers import judge, judge_alarms
@@ -93,6 +93,22 @@ def test_an_experiment_from_the_command_line(
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     main(command)  # nothing is run again, and the same comes out
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("spent", "left", "said"),
+    [
+        ({}, ["tent"], ""),  # nothing is known yet
+        ({"bee": [100.0, 140.0]}, ["bee", "bee"], " (4 min left)"),
+        ({"source": [6.0], "bee": [120.0]}, ["source", "bee"], " (2 min left)"),
+        ({"source": [6.0]}, ["source"] * 2, " (< 1 min left)"),
+        # What is new may be dearer than all that was seen.
+        ({"source": [6.0], "bn": [60.0]}, ["source", "tent", "bee"], " (at least 2 min left)"),
+        ({"source": [6.0]}, ["tent"], ""),
+    ],
+)
+def test_the_time_left(spent: dict[str, list[float]], left: list[str], said: str) -> None:
+    assert time_left(spent, left) == said
 
 
 def test_an_ablations_figure_does_not_make_much_of_little(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -56,19 +57,20 @@ def run_cells(
 
     jobs = {folder_of(cell, seed, runs): (cell, seed) for seed in seeds for cell in cells}
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
-    begun, ran = time.perf_counter(), 0
+    spent: dict[str, list[float]] = {}  # seconds of a run, by method
 
     def run(folder: Path) -> None:
         cell, seed = jobs[folder]
-        left = sum(not _is_finished(other) for other in jobs)
-        title = f"{len(jobs) - left + 1}/{len(jobs)} {cell.name}"
-        title += _time_left(time.perf_counter() - begun, ran, left)
+        begun = time.perf_counter()
+        left = [job.settings.method for other, (job, _) in jobs.items() if not _is_finished(other)]
+        title = f"{len(jobs) - len(left) + 1}/{len(jobs)} {cell.name}{time_left(spent, left)}"
         settings = _prepared(for_seed(cell.settings, seed), runs)
         key = (settings.benchmark, settings.data)
         if key not in images:
             images[key] = find_benchmark(settings.benchmark).open(settings.data)
         with watching(title) as watch:
             Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+        spent.setdefault(settings.method, []).append(time.perf_counter() - begun)
 
     runs.mkdir(parents=True, exist_ok=True)
     while waiting := [folder for folder in jobs if not _is_finished(folder)]:
@@ -80,7 +82,6 @@ def run_cells(
                     continue
                 if not _is_finished(folder):
                     run(folder)
-                    ran += 1
                 _forget(_lock(folder))
         if taken == len(waiting):  # others are at all that is left; should one die, it is ours
             cell, _ = jobs[waiting[0]]
@@ -164,8 +165,16 @@ def _finished(cell: Cell, seeds: Sequence[int], runs: Path) -> Finished:
     return Finished(cell, folders, tuple(map(read_run, folders)))
 
 
-def _time_left(seconds: float, done: int, left: int) -> str:
-    if not done:
+def time_left(spent: Mapping[str, Sequence[float]], left: Sequence[str]) -> str:
+    """In words, from the seconds that runs of each method took and the methods still to run.
+
+    A method that has not been run yet counts as the dearest of those that have: in most tables it
+    is dearer still, for the simple ones come first.
+    """
+    if not spent:
         return ""
-    minutes = seconds / done * left / 60
+    usual = {method: statistics.fmean(seconds) for method, seconds in spent.items()}
+    minutes = sum(usual.get(method, max(usual.values())) for method in left) / 60
+    if not usual.keys() >= set(left):
+        return f" (at least {minutes:.0f} min left)" if minutes >= 1 else ""
     return f" ({minutes:.0f} min left)" if minutes >= 1 else " (< 1 min left)"
