@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bombus.checkpoint import load_state, save_state
 from bombus.data.labelled import LabelledImages, SureImages
+from bombus.errors import InputError
 
 CPU = torch.device("cpu")
 
@@ -90,7 +91,7 @@ def test_images_of_another_kind_do_not_fit() -> None:
     store.append(*numbered(1))
     assert not store.fits(larger)
     assert not store.fits(numbered(1)[0].double())
-    with pytest.raises(ValueError, match="for a store of"):
+    with pytest.raises(InputError, match="one size and dtype"):
         store.append(larger, y)
     store.clear()
     assert store.append(larger, y) == 1

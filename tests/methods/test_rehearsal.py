@@ -50,6 +50,17 @@ def test_a_step_by_hand() -> None:
         torch.testing.assert_close(bee.adapted[name], by_hand.get_parameter(name))
 
 
+def test_of_source_images_of_several_sizes_those_like_the_first_are_kept() -> None:
+    first, other, last, x = noise_batches(4)
+    config = Bee.Config(rehearsal_weight=1.0, rehearsal_images=100)
+    small = F.interpolate(other, scale_factor=0.5)
+    bee = Bee(make_tiny("batchnorm"), config, source=[first, small, last])
+    kept = bee.rehearsal.state_dict()["images"]
+    assert len(kept) == len(first) + len(last)
+    assert kept.shape[1:] == first.shape[1:]
+    assert bee(x).isfinite().all()
+
+
 def test_gradients_of_stream_and_source_are_added() -> None:
     """A step of both differs from either alone, and the sum is the sum."""
     x = noise_batches(4)[3]

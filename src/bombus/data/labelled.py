@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bombus.data.queue import from_bytes, to_bytes
+from bombus.errors import InputError
 
 
 class LabelledImages:
@@ -52,9 +53,10 @@ class LabelledImages:
         if not len(x):
             return
         if not self.fits(x):
-            raise ValueError(
-                f"Got {x.dtype} images of shape {tuple(x.shape[1:])} for a store of "
-                f"{self._like.dtype} images of shape {tuple(self._like.shape[1:])}."
+            raise InputError(
+                f"Got {x.dtype} images of shape {tuple(x.shape[1:])} to keep beside "
+                f"{self._like.dtype} images of shape {tuple(self._like.shape[1:])}; give all "
+                "source images one size and dtype."
             )
         packed = to_bytes(x)
         if self._images is None:

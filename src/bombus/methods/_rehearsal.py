@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 def keeping(bee: Bee, batches: Iterable[Tensor], trained: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The same batches; the first images of them are kept, before anything is learnt from them.
 
-    `trained` are the source network's own values of what the preparation is about to change.
+    `trained` are the source network's own values of what the preparation is about to change. Images
+    of another size than the first are not kept: they could not share a batch with them.
     """
     if not bee.config.rehearsal_weight:
         yield from batches
         return
     given = {name: value.detach().clone() for name, value in trained.items()}
     for x in batches:
-        if len(bee.rehearsal) < bee.rehearsal.capacity:
+        if len(bee.rehearsal) < bee.rehearsal.capacity and bee.rehearsal.fits(x):
             bee.rehearsal.append(x, _labels(bee, x, given))
         yield x
 
