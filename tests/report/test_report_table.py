@@ -4,10 +4,11 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from bombus.methods import find_method
 from bombus.report.layout import SHORT
 from bombus.report.records import read_run
 from bombus.report.table import make_tables, to_csv, to_latex, to_markdown, to_text
@@ -196,6 +197,41 @@ def test_published_can_be_left_out(tables_of):
     (table,) = tables_of(("tent", full(), {"domains": STANDARD}), published=False)
     assert labels(table) == ["tent"]
     assert printed_in(table) == []
+
+
+def test_where_many_settings_differ_a_row_names_what_is_not_the_methods_own(tables_of):
+    own = json.loads(json.dumps(asdict(find_method("bee").Config.for_benchmark("cifar10-c"))))
+    changes = [
+        {},
+        {"inner_steps": 0},
+        {"levels": [-2, -1], "replay": "weighted"},
+        {"prediction_weight": 0.0, "momentum": 0.99},
+    ]
+    (table,) = tables_of(
+        *(
+            ("bee", (1, 2, place), {"config": {**own, **change}})
+            for place, change in enumerate(changes, start=1)
+        ),
+    )
+    assert sorted(labels(table)) == [
+        "bee",
+        "bee (inner_steps=0)",
+        "bee (levels=[-2, -1], replay=weighted)",
+        "bee (momentum=0.99, prediction_weight=0)",
+    ]
+
+
+def test_a_method_that_is_unknown_here_names_all_that_differs(tables_of):
+    names = ("one", "two", "three", "four")
+    base = dict.fromkeys(names, 0)
+    (table,) = tables_of(
+        *(
+            ("anothers", (1, 2, place), {"config": {**base, name: 1}})
+            for place, name in enumerate(names)
+        ),
+    )
+    assert labels(table)[0] == "anothers (one=1, two=0, three=0, four=0)"
+    assert len(set(labels(table))) == 4
 
 
 def test_different_settings_are_kept_apart_and_named(tables_of):

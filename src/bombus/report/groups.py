@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from bombus.errors import BombusError
 from bombus.report.records import RunResult
+
+# Where more settings than these set a method's rows apart, a row names those that are not the
+# method's own.
+MANY = 3
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,26 @@ def group_runs(runs: Sequence[RunResult]) -> list[Group]:
             some = {key: facts for key, facts in own.items() if key in alike}
             names = dict.fromkeys(name for facts in some.values() for name in facts)
             differing = [n for n in names if len({_text(f.get(n)) for f in some.values()}) > 1]
+            usual = _usual(members[next(iter(some))][0]) if len(differing) > MANY else {}
             for key, facts in some.items():
-                parts = [f"{n}={_text(facts.get(n))}" for n in differing]
+                texts = {n: _text(facts.get(n)) for n in differing}
+                parts = [f"{n}={text}" for n, text in texts.items() if usual.get(n) != text]
                 parts = ["un-normalised input", *parts] if key in raw else parts
                 groups.append(Group(method, ", ".join(parts), tuple(members[key])))
     return groups
+
+
+def _usual(run: RunResult) -> dict[str, str]:
+    """What the method's settings are by themselves there; of one that is unknown here, nothing."""
+    from bombus.methods import find_method
+    from bombus.settings import RunSettings, make_config
+
+    asked = RunSettings(method=run.method, benchmark=run.benchmark, backbone=run.backbone)
+    try:
+        config = make_config(find_method(run.method), asked)
+    except BombusError:
+        return {}
+    return {name: _text(value) for name, value in asdict(config).items()}
 
 
 def _young(runs: Sequence[RunResult], method: str) -> set[str]:
