@@ -221,16 +221,17 @@ def test_where_many_settings_differ_a_row_names_what_is_not_the_methods_own(tabl
     ]
 
 
-def test_a_method_that_is_unknown_here_names_all_that_differs(tables_of):
+@pytest.mark.parametrize(("method", "benchmark"), [("anothers", "cifar10-c"), ("tent", "anothers")])
+def test_what_is_unknown_here_names_all_that_differs(tables_of, method, benchmark):
     names = ("one", "two", "three", "four")
     base = dict.fromkeys(names, 0)
     (table,) = tables_of(
         *(
-            ("anothers", (1, 2, place), {"config": {**base, name: 1}})
+            (method, (1, 2, place), {"config": {**base, name: 1}, "benchmark": benchmark})
             for place, name in enumerate(names)
         ),
     )
-    assert labels(table)[0] == "anothers (one=1, two=0, three=0, four=0)"
+    assert labels(table)[0] == f"{method} (one=1, two=0, three=0, four=0)"
     assert len(set(labels(table))) == 4
 
 

@@ -104,8 +104,8 @@ def _usual(run: RunResult) -> dict[str, str]:
     from bombus.methods import find_method
     from bombus.settings import RunSettings, make_config
 
-    asked = RunSettings(method=run.method, benchmark=run.benchmark, backbone=run.backbone)
     try:
+        asked = RunSettings(method=run.method, benchmark=run.benchmark, backbone=run.backbone)
         config = make_config(find_method(run.method), asked)
     except BombusError:
         return {}
