@@ -11,6 +11,7 @@ An experiment is a module with
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -19,6 +20,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 from bombus.errors import UnknownNameError
 from bombus.fields import Count, check_fields
+from bombus.metrics.interval import half_width
 from bombus.names import ExperimentName, Precision
 from bombus.report.records import RunResult
 from bombus.settings import RunSettings
@@ -95,6 +97,15 @@ class Finished:
     @property
     def means(self) -> list[float]:
         return [run.mean_error for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.means)
+
+    @property
+    def spread(self) -> float | None:
+        """Half of the 95 % interval of the mean; none of one seed."""
+        return half_width(self.means)
 
     def with_facts(self, found: dict[str, Any]) -> Finished:
         """With columns that are known only now that it is run."""

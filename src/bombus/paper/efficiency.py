@@ -44,7 +44,7 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
         by_time, by_memory = figure.subplots(1, 2, sharey=True)
         points: dict[Axes, list[tuple[float, float, str]]] = {by_time: [], by_memory: []}
         for f in finished:
-            error = sum(f.means) / len(f.means)
+            error = f.mean
             name = f.cell.name
             colour = COLOURS[1] if name.startswith("bee") else COLOURS[0]
             for axes, cost in (

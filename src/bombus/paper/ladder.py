@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bombus.metrics.interval import half_width
 from bombus.paper import Finished
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
 
@@ -18,16 +16,14 @@ def draw_ladder(finished: Sequence[Finished], out: Path) -> list[Path]:
 
     Dots, for bars would have to begin at zero, and what a part is worth is far less than that.
     """
-    means = [statistics.fmean(f.means) for f in finished]
-    best = min(means)
+    best = min(f.mean for f in finished)
     with drawing((7.0, 0.9 + 0.28 * len(finished))) as figure:
         axes = figure.add_subplot()
-        for place, (f, mean) in enumerate(zip(finished, means, strict=True)):
-            colour = COLOURS[mean == best]
-            spread = half_width(f.means) or 0.0
-            axes.errorbar(mean, place, xerr=spread, color=colour, marker="o", capsize=3)
+        for place, f in enumerate(finished):
+            colour, spread = COLOURS[f.mean == best], f.spread or 0.0
+            axes.errorbar(f.mean, place, xerr=spread, color=colour, marker="o", capsize=3)
             axes.annotate(
-                f"{mean:.2f}", (mean, place), (0, 5), textcoords="offset points", ha="center"
+                f"{f.mean:.2f}", (f.mean, place), (0, 5), textcoords="offset points", ha="center"
             )
         axes.set_yticks(range(len(finished)), [_label(f) for f in finished])
         axes.set_ylim(len(finished) - 0.5, -0.9)  # the first row on top, room for its number

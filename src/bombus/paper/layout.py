@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bombus.metrics.interval import half_width
 from bombus.paper import Finished
 from bombus.report.experiment import Variant, variants_table
 from bombus.report.layout import Table
@@ -42,8 +40,8 @@ def write_results(
         {
             "name": f.cell.name,
             "facts": f.cell.facts,
-            "mean_error": round(statistics.fmean(f.means), 4),
-            "interval": half_width(f.means),
+            "mean_error": round(f.mean, 4),
+            "interval": f.spread,
             "by_seed": {run.seed: run.mean_error for run in f.runs},
             "published": f.cell.published,
             "runs": [folder.name for folder in f.folders],

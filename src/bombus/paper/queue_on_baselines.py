@@ -15,7 +15,6 @@ from torch import Tensor
 from bombus.data.queue import SampleQueue
 from bombus.methods import find_method, known_methods, register
 from bombus.methods.base import Adapter
-from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.cifar_cnn import runnable
 from bombus.paper.layout import write_variants
@@ -76,9 +75,9 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
             own = [f for f in finished if f.cell.facts["queue"] == queue]
             axes.bar(
                 [names.index(f.cell.facts["method"]) + 0.38 * (number - 0.5) for f in own],
-                [sum(f.means) / len(f.means) for f in own],
+                [f.mean for f in own],
                 width=0.36,
-                yerr=[half_width(f.means) or 0.0 for f in own],
+                yerr=[f.spread or 0.0 for f in own],
                 color=COLOURS[number],
                 label="with the queue" if queue else "as published",
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bombus.metrics.interval import half_width
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.layout import write_variants
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures
@@ -48,8 +47,8 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
         for axes, (_, sign, counted, _) in zip(panels, PANELS, strict=True):
             own = [f for f in finished if f.cell.facts["setting"] == sign]
             places = range(len(own))
-            means = [sum(f.means) / len(f.means) for f in own]
-            spread = [half_width(f.means) or 0.0 for f in own]
+            means = [f.mean for f in own]
+            spread = [f.spread or 0.0 for f in own]
             axes.errorbar(places, means, yerr=spread, color=COLOURS[0], marker="o", capsize=3)
             axes.set_xticks(list(places), [str(f.cell.facts["value"]) for f in own])
             axes.set_xlabel(f"{sign}: {counted}")
