@@ -42,6 +42,7 @@ mkdir -p "$OUT"
 # The extra corruptions and their pairs: mild and hard domains, as the test has.
 MILD="speckle_noise spatter+gaussian_blur saturate saturate+speckle_noise gaussian_blur \
   spatter+saturate spatter gaussian_blur+saturate speckle_noise+gaussian_blur spatter+speckle_noise"
+REHEARSAL="rehearsal_weight=1 rehearsal_images=50000"
 
 paper() { # NAME
   name=$1
@@ -146,15 +147,14 @@ for part in "$@"; do
       )
       ;;
     rehearsal)
-      file=$(prepared rehearsing rehearsal_weight=1 rehearsal_images=50000)
-      DOMAINS=$MILD pairs "$file" rehearsal --cycles 2 --samples 5000
+      # shellcheck disable=SC2086
+      DOMAINS=$MILD pairs "$(prepared rehearsing $REHEARSAL)" rehearsal --cycles 2 --samples 5000
       ;;
     rehearsed)
       # shellcheck disable=SC2086
       $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
-        --source "$(prepared rehearsing rehearsal_weight=1 rehearsal_images=50000)" --precision bf16 \
-        --seed "$SEED" --resume --out "$OUT/rehearsed-seed$SEED" \
-        --set rehearsal_weight=1 rehearsal_images=50000 $SET
+        --source "$(prepared rehearsing $REHEARSAL)" --precision bf16 --seed "$SEED" --resume \
+        --out "$OUT/rehearsed-seed$SEED" --set $REHEARSAL $SET
       ;;
     even)
       for rate in 1.5e-4 5e-4; do
