@@ -12,7 +12,7 @@
 #   rescaledN-PART  the same on the network with the published strides (docs/rivals.md)
 #   vitN-PART     a part of lab/vit-s4.sh, seed N
 #   severities    all five of the test stream, begun in the background; `small` waits for them
-#   small         bee and CoTTA on the streams of docs/streams.md, on the WRN-16-1; with SET bee alone, prepared and run with that
+#   small         bee and CoTTA on the streams of docs/streams.md, on the WRN-16-1; METHODS=bee-rehearsal: that alone
 #   timed:COMMAND a command and its seconds (spaces as commas)
 #   done:NAME, after:NAME  what one lane is through with, and what another waits for
 #   lanes:FILE    a line of stages a lane, side by side (the plans in lab/lanes)
@@ -108,20 +108,21 @@ for stage in "$@"; do
       (
         export WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 PRECISION=fp32
         export WARMUP=src/bombus/demo/bee-warmup.safetensors OUT=$out/streams
-        if [ -n "$SET" ]; then # which may be about what is prepared: as the embedded file was made
-          export WARMUP=$out/small.safetensors OUT=$out/streams-set
-          # shellcheck disable=SC2086
-          python3 -m bombus warmup bee --benchmark demo --data "$SOURCE" --out "$WARMUP" --set warmup_lr=3e-4 $SET
+        if [ "$METHODS" = bee-rehearsal ]; then # which has no embedded file
+          export WARMUP=$out/small.safetensors
+          python3 -m bombus warmup "$METHODS" --benchmark demo --data "$SOURCE" --out "$WARMUP"
         else
+          METHODS=bee
           METHODS=cotta sh lab/streams.sh recurring &
           METHODS=cotta sh lab/streams.sh mixed correlated &
         fi
-        METHODS=bee sh lab/streams.sh continual mixed correlated &
-        METHODS=bee sh lab/streams.sh recurring &
+        export METHODS
+        sh lab/streams.sh continual mixed correlated &
+        sh lab/streams.sh recurring &
         while [ ! -e "$out/all-ready" ]; do sleep 1; done
         export DATA="$out/all"
-        METHODS=bee sh lab/streams.sh gradual &
-        [ -n "$SET" ] || METHODS=cotta sh lab/streams.sh gradual &
+        sh lab/streams.sh gradual &
+        [ "$METHODS" = bee-rehearsal ] || METHODS=cotta sh lab/streams.sh gradual &
         wait
       ) >"$out/log-small" 2>&1
       ;;

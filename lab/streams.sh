@@ -5,8 +5,8 @@
 #   WEIGHTS="shard1 shard2" DATA=cifar10-c SOURCE=cifar10 WARMUP=prepared.safetensors OUT=runs \
 #     sh lab/streams.sh STREAM...
 #
-# DATA holds severities 1 to 5 for the gradual stream; WARMUP is bee's, made by `bombus warmup bee`.
-# METHODS="tent bee" takes some of them, SET="rehearsal_weight=1" gives them settings. On a CPU:
+# DATA holds severities 1 to 5 for the gradual stream; WARMUP is bee's (or bee-rehearsal's), made by
+# `bombus warmup bee`. METHODS="tent bee" takes some of them, SET="lr=1e-4" gives them settings. On a CPU:
 # BACKBONE=wrn-16-1 PRECISION=fp32.
 set -e
 SEED=${SEED:-1}
@@ -23,7 +23,7 @@ for stream in "$@"; do
   esac
   for method in $METHODS; do
     source=$SOURCE
-    [ "$method" = bee ] && source=$WARMUP
+    case $method in bee | bee-rehearsal) source=$WARMUP ;; esac
     # shellcheck disable=SC2086
     $PYTHON -m bombus run "$method" --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
       --source "$source" ${BACKBONE:+--backbone $BACKBONE} --precision ${PRECISION:-bf16} \

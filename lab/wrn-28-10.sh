@@ -23,8 +23,9 @@
 #   teacher  its teacher, with that                                    2 a setting
 #   width    the same on a network twice as wide (WIDER: the WRN-16-2's file)
 #   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
-#   rehearsal  source images beside the stream, two visits of that stream, half as long   1.5 a setting
-#   rehearsed  bee with them on the 15 domains (SET="lr=1e-4": and more settings)   2
+#   rehearsal  settings of bee-rehearsal, two visits of that stream, half as long   1.5 a setting
+#   rehearsed  bee-rehearsal on the 15 domains (SET="lr=1e-4": with settings of our own)   2
+#   small-rehearsal  its rate and teacher on the demo's WRN-16-1, five visits of that stream
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -42,7 +43,6 @@ mkdir -p "$OUT"
 # The extra corruptions and their pairs: mild and hard domains, as the test has.
 MILD="speckle_noise spatter+gaussian_blur saturate saturate+speckle_noise gaussian_blur \
   spatter+saturate spatter gaussian_blur+saturate speckle_noise+gaussian_blur spatter+speckle_noise"
-REHEARSAL="rehearsal_weight=1 rehearsal_images=50000"
 
 paper() { # NAME
   name=$1
@@ -79,7 +79,7 @@ prepared() { # NAME SETTINGS...
   [ $# -gt 0 ] || set -- $WARMUP
   if [ ! -e "$file" ] && mkdir "$file.begun" 2>/dev/null; then
     # shellcheck disable=SC2086
-    $PYTHON -m bombus warmup bee --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
+    $PYTHON -m bombus warmup "${METHOD:-bee}" --weights $WEIGHTS --data "$SOURCE" --precision bf16 \
       ${BACKBONE:+--backbone $BACKBONE} --seed "$SEED" --out "$file" ${1:+--set} "$@" >&2
   fi
   until [ -e "$file" ]; do sleep 1; done # another lane is at it
@@ -147,14 +147,23 @@ for part in "$@"; do
       )
       ;;
     rehearsal)
-      # shellcheck disable=SC2086
-      DOMAINS=$MILD pairs "$(prepared rehearsing $REHEARSAL)" rehearsal --cycles 2 --samples 5000
+      file=$(METHOD=bee-rehearsal prepared rehearsing)
+      DOMAINS=$MILD pairs "$file" rehearsal --method bee-rehearsal --cycles 2 --samples 5000
       ;;
     rehearsed)
       # shellcheck disable=SC2086
-      $PYTHON -m bombus run bee --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
-        --source "$(prepared rehearsing $REHEARSAL)" --precision bf16 --seed "$SEED" --resume \
-        --out "$OUT/rehearsed-seed$SEED" --set $REHEARSAL $SET
+      $PYTHON -m bombus run bee-rehearsal --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
+        --source "$(METHOD=bee-rehearsal prepared rehearsing)" --precision bf16 --seed "$SEED" \
+        --resume --out "$OUT/rehearsed-seed$SEED" ${SET:+--set $SET}
+      ;;
+    small-rehearsal)
+      (
+        WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 OUT=$OUT/small DOMAINS=$MILD
+        mkdir -p "$OUT"
+        file=$(METHOD=bee-rehearsal prepared rehearsing)
+        pairs "$file" small-rehearsal --method bee-rehearsal --backbone wrn-16-1 --precision fp32 \
+          --cycles 5 --samples 2000
+      )
       ;;
     even)
       for rate in 1.5e-4 5e-4; do

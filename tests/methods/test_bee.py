@@ -590,7 +590,7 @@ def test_a_replay_from_the_host_is_the_same_up_to_half_precision() -> None:
 def test_a_pool_too_large_for_the_device_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Bee(make_tiny("vit")).anchors.on_host
     size = sum(p.numel() * 4 for p in Bee(make_tiny("vit")).parameters)
-    monkeypatch.setattr("bombus.methods.bee.ANCHOR_BYTES", 50 * size - 1)
+    monkeypatch.setattr("bombus.methods._anchors.DEVICE_BYTES", 50 * size - 1)
     assert Bee(make_tiny("vit")).anchors.on_host
     assert not Bee(make_tiny("vit"), Bee.Config(anchor_storage="device")).anchors.on_host
     assert not Bee(make_tiny("vit"), Bee.Config(anchors=49)).anchors.on_host

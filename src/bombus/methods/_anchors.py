@@ -7,13 +7,25 @@ the network is frozen and the same for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bombus.errors import ConfigError
 from bombus.losses.divergence import pairwise_symmetric_kl, symmetric_kl
+
+if TYPE_CHECKING:
+    from bombus.methods._bee_config import BeeConfig
+
+DEVICE_BYTES = 4 * 2**30  # a full pool larger than this is kept on the host
+
+
+def on_host(config: BeeConfig, bytes_an_anchor: int) -> bool:
+    """Whether anchors of this size are kept in the computer's memory, not the GPU's."""
+    if config.anchor_storage == "auto":
+        return bytes_an_anchor * config.anchors > DEVICE_BYTES
+    return config.anchor_storage == "host"
 
 
 class AnchorPool:

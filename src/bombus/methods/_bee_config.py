@@ -1,7 +1,8 @@
 """BEE's settings: what the paper states, what it leaves open, what we chose and why.
 
-`BeePaperConfig` is the literal reading; `BeeConfig` is what works best here. Both are the same
-algorithm. docs/bee.md gives the evidence behind each choice.
+`BeePaperConfig` is the literal reading; `BeeConfig` is what works best here of a method that lets
+go of the source images; `BeeRehearsalConfig` keeps them. All are the same algorithm. docs/bee.md
+gives the evidence behind each choice.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class BeeConfig(BaseConfig):
     tensor moves. Extras and their pairs, WRN-28-10: Adam 5e-5 10.44, relative .01 10.40."""
     lr: NonNegative | None = None
     """Paper: 1e-3 on CNNs, 2e-5 on ViT, for the shallow blocks. None: what fits the network, .0083
-    of its median weight tensor's size, for Adam's steps are as long as the rate whatever the
-    weights (docs/rivals.md). That is 5e-5 for our WRN-28-10 (pairs of extras, all blocks, two
-    visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4 11.6; for block1 alone take 5e-4) and 6e-4 for
-    the demo's network (extras, three visits: 5e-5 18.3, 5e-4 18.0, 1e-3 17.7, 2e-3 18.0)."""
+    of its median weight tensor's size (twice that with rehearsal, which holds the student), for
+    Adam's steps are as long as the rate whatever the weights (docs/rivals.md). That is 5e-5 for our
+    WRN-28-10 (pairs of extras, all blocks, two visits of 25 batches: 2e-5 11.7, 5e-5 11.5, 1e-4
+    11.6; for block1 alone take 5e-4) and 6e-4 for the demo's network (extras, three visits: 5e-5
+    18.3, 5e-4 18.0, 1e-3 17.7, 2e-3 18.0)."""
     momentum: Share = 0.995
     """Teacher's moving average, Eq. 4, after every step. Not stated; its parents use .999. Pairs of
     extras, WRN-28-10, three visits: .999 11.5, .995 11.0. For a small network take .999: extras and
@@ -174,8 +176,10 @@ class BeeConfig(BaseConfig):
     adapting: one round for block1 11.2, three rounds for all blocks 9.8."""
     warmup_optimizer: OptimizerName = "adam"
     """Paper: that of the stream."""
-    warmup_lr: NonNegative = 1e-4
-    """Reached at the end of the ramp. Paper: 1e-3, for the shallow blocks alone."""
+    warmup_lr: NonNegative | None = 1e-4
+    """Reached at the end of the ramp. Paper: 1e-3, for the shallow blocks alone. None: what fits
+    the network, .0183 of its median weight tensor's size: 1e-4 for our WRN-28-10, 1e-3 for the
+    demo's (extras and pairs, not adapted: 1e-4 20.6, 3e-4 20.2, 1e-3 20.3)."""
     warmup_code_lr: NonNegative = 1e-3
     """Not stated. With a ViT's 2e-5 the codes could not move."""
 
@@ -215,11 +219,13 @@ class BeeConfig(BaseConfig):
                 f"Got {len(self.tau_teacher)} tau_teacher for {len(self.levels)} named levels, "
                 "expected one, or one a level."
             )
-        if self.lr is None and self.optimizer == "sgd":
-            raise ConfigError(
-                "Got optimizer='sgd' without lr; what fits a network is known for Adam alone: add "
-                "lr=2e-5 (the paper's, on transformers) or what suits yours."
-            )
+        for stage in ("", "warmup_"):
+            rate, optimizer = f"{stage}lr", f"{stage}optimizer"
+            if getattr(self, rate) is None and getattr(self, optimizer) == "sgd":
+                raise ConfigError(
+                    f"Got {optimizer}='sgd' without {rate}; what fits a network is known for Adam "
+                    f"alone: add {rate}=2e-5 (the paper's, on transformers) or what suits yours."
+                )
         if self.replay_every and self.replay == "off":
             raise ConfigError(
                 f"Got replay_every={self.replay_every} with replay='off', which would replay "
@@ -260,8 +266,17 @@ class BeePaperConfig(BeeConfig):
     warmup_view: ViewName = "none"
     warmup_leaves: Literal["average", "both"] = "both"
     warmup_blocks: Literal["adapting", "all"] = "adapting"
-    warmup_lr: NonNegative = 1e-3
+    warmup_lr: NonNegative | None = 1e-3
     published: ClassVar = {
         "imagenet-c": {"sample_queue": 640, "levels": (-3, -2, -1)},
         "vit": _PAPER_VIT,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeeRehearsalConfig(BeeConfig):
+    """`bee` that goes on learning source images; its rates fit the network, whichever it is."""
+
+    rehearsal_weight: NonNegative = 1.0
+    rehearsal_images: Several = 50_000
+    warmup_lr: NonNegative | None = None

@@ -42,8 +42,12 @@ def _size(p: Tensor) -> float:
     return max(SMALLEST, p.detach().float().square().mean().sqrt().item())
 
 
-def fitting_rate(parameters: Iterable[Tensor], part: float) -> float:
-    """Adam's rate at which the median weight tensor moves by this part of itself, to one figure."""
+def fitting_rate(
+    parameters: Iterable[Tensor], part: float, optimizer: OptimizerName = "adam"
+) -> float:
+    """The rate at which the median weight tensor moves by this part of itself, to one figure."""
+    if optimizer == "relative-adam":  # every tensor does
+        return part
     found = list(parameters)
     sizes = [_size(p) for p in found if p.ndim > 1] or [_size(p) for p in found] or [0.0]
     return float(f"{part * median(sizes):.0e}")

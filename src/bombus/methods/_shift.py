@@ -7,9 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bombus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bombus.methods._bee_config import BeeConfig
 
 Kind = Literal["smoothed", "raw"]
 
@@ -147,3 +150,12 @@ class LevelDetector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
         self.z = state["z"]
+
+
+def shift_detector(config: BeeConfig) -> ShiftDetector | LevelDetector:
+    window, minimum, threshold = config.window, config.window_minimum, config.threshold
+    if config.trigger == "level":
+        return LevelDetector(window=window, minimum=minimum, threshold=threshold)
+    return ShiftDetector(
+        window=window, minimum=minimum, threshold=threshold, smoothing=config.smoothing
+    )

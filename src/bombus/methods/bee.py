@@ -3,7 +3,8 @@
 Yang, Wen, Ma, Xu, Learn Faster and Remember More: Balancing Exploration and Exploitation for
 Continual Test-time Adaptation, 2025, https://arxiv.org/abs/2508.12643; no code published.
 
-`bee-paper` is Algorithm 1 read literally, `bee` what works best here; see docs/bee.md.
+`bee-paper` is Algorithm 1 read literally, `bee` what works best here, `bee-rehearsal` the same with
+source images kept beside the stream; see docs/bee.md.
 Student and teacher are one network: what does not adapt exists once, the teacher is a second set
 of the parameters that do, which the network is called with, and so is every anchor.
 """
@@ -24,22 +25,30 @@ from bombus.losses.entropy import softmax_entropy
 from bombus.losses.multilevel import consistency, log_assignment, perplexity
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
-from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, unflatten
-from bombus.methods._bee_config import BeeConfig, BeePaperConfig
+from bombus.methods._anchors import (
+    AnchorPool,
+    flatten,
+    merge_complementary,
+    on_host,
+    unflatten,
+)
+from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
 from bombus.methods._mean_teacher import Gradients, require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, fitting_rate, make_optimizer
 from bombus.methods._passes import Pass, Passes
 from bombus.methods._rehearsal import with_rehearsal
-from bombus.methods._shift import LevelDetector, ShiftDetector
+from bombus.methods._shift import shift_detector
 from bombus.methods._state import Weights
 from bombus.methods._teacher import move_towards
 from bombus.methods._warmup import look_into_the_mirror, shallow_blocks, warm_up
+from bombus.methods._warmup_file import trained_parameters
 from bombus.methods.base import Adapter, Source
 
-FITTING = 0.0083  # by which part of itself the median tensor moves, where no rate is given
-ANCHOR_BYTES = 4 * 2**30  # a full pool larger than this is kept on the host
+# By which part of itself the median tensor moves in a step, where no rate is given.
+FITTING = 0.0083
+WARMUP_FITTING = 0.0183
 
 
 @register("bee")
@@ -78,18 +87,16 @@ class Bee(Adapter):
             self.model, self.blocks if config.warmup_blocks == "all" else ()
         )
         self.deep = Weights({n: p for n, p in prepared.items() if n not in self.adapted})
-        lr = config.lr
-        if lr is None:
-            one_rate = config.optimizer == "adam"
-            lr = fitting_rate(self.parameters, FITTING) if one_rate else FITTING
-            self.config = config = replace(config, lr=lr)
+        lr, warmup_lr = self._rates()
+        self.config = config = replace(config, lr=lr, warmup_lr=warmup_lr)
         self.optimizer = make_optimizer(self.parameters, config.optimizer, lr)
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
         # In the computer's memory, not the GPU's: a batch a step comes over.
         self.rehearsal = LabelledImages(config.rehearsal_images, torch.device("cpu"))
-        self.anchors = AnchorPool(config.anchors, on_host=self._anchors_on_host())
-        self.shift = self._shift_detector()
+        size = sum(p.numel() * p.element_size() for p in self.parameters)
+        self.anchors = AnchorPool(config.anchors, on_host=on_host(config, size))
+        self.shift = shift_detector(config)
         self.batches = 0
         self.passes = Passes(
             self.model,
@@ -286,23 +293,17 @@ class Bee(Adapter):
 
     # Beginnings
 
-    def _anchors_on_host(self) -> bool:
+    def _rates(self) -> tuple[float, float]:
+        """Of the stream and of the warm-up: as given, or what fits the tensors they are for."""
         config: BeeConfig = self.config
-        size = sum(p.numel() * p.element_size() for p in self.parameters)
-        too_large = config.anchor_storage == "auto" and size * config.anchors > ANCHOR_BYTES
-        return too_large or config.anchor_storage == "host"
-
-    def _shift_detector(self) -> ShiftDetector | LevelDetector:
-        config: BeeConfig = self.config
-        window, minimum = config.window, config.window_minimum
-        if config.trigger == "level":
-            return LevelDetector(window=window, minimum=minimum, threshold=config.threshold)
-        return ShiftDetector(
-            window=window,
-            minimum=minimum,
-            threshold=config.threshold,
-            smoothing=config.smoothing,
-        )
+        part = FITTING * (2 if config.rehearsal_weight else 1)
+        lr, warmup_lr = config.lr, config.warmup_lr
+        if lr is None:
+            lr = fitting_rate(self.parameters, part, config.optimizer)
+        if warmup_lr is None:
+            trained = trained_parameters(self).values()
+            warmup_lr = fitting_rate(trained, WARMUP_FITTING, config.warmup_optimizer)
+        return lr, warmup_lr
 
     def _start_without_source(self, x: Tensor) -> None:
         """Codes from the frozen model's view of the first batch: weaker, and said so."""
@@ -319,4 +320,13 @@ class BeePaper(Bee):
     """BEE, its paper read literally: the shallow blocks adapt fast, the last three levels count."""
 
     Config = BeePaperConfig
+    cheap = False
+
+
+@register("bee-rehearsal")
+class BeeRehearsal(Bee):
+    """BEE with source images beside the stream, as RMT has them, but without their labels."""
+
+    Config = BeeRehearsalConfig
+    source_optional = False
     cheap = False
