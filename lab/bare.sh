@@ -3,6 +3,10 @@
 #
 #   sh lab/bare.sh PIECES KEEP STAGE...
 #
+# All of it runs from a copy of the working tree: one that is sent again between commands is written file by file,
+# under a program that may just be importing it. Give the copy three seconds before the command that begins it ends.
+# KEEP/ended appears when it is through or broken; lab/watch.sh waits for that.
+#
 # PIECES holds the two shards of the WRN-28-10 (w1, w2), the ViT-S/4 (vit), the WRN-16-2 (wider), CIFAR-10
 # as PNG strips (clean, train1, train2, train3) and, for a Python without them, rich and tyro (site). All that is
 # made goes to PIECES/out; what belongs into results/ is put into KEEP/keep.tgz every 15 seconds.
@@ -18,20 +22,26 @@
 #   lanes:FILE    a line of stages a lane, side by side (the plans in lab/lanes)
 #   NAME=VALUE    for the stages that follow in its lane
 set -e
-here=$(pwd)
-pieces=$1
-mkdir -p "$2" "$pieces/out"
-keep=$(cd "$2" && pwd)
+mkdir -p "$2" "$1/out"
+pieces=$(cd "$1" && pwd) keep=$(cd "$2" && pwd)
 shift 2
-export PYTHONPATH="$here/src:$here/$pieces/site" PYTHON=python3 PYTHONUNBUFFERED=1 TQDM_DISABLE=1
+if [ -z "$CODE" ]; then
+  rm -f "$keep/ended"
+  CODE=$(mktemp -d)
+  export CODE
+  cp -R src lab "$CODE"
+  cd "$CODE"
+  exec sh lab/bare.sh "$pieces" "$keep" "$@"
+fi
+export PYTHONPATH="$CODE/src:$pieces/site" PYTHON=python3 PYTHONUNBUFFERED=1 TQDM_DISABLE=1
 export TERM=dumb COLUMNS=160
 out=$pieces/out
 mkdir -p "$out/cifar10" "$out/weights"
 for file in "$pieces"/w1/* "$pieces"/w2/*; do
-  [ -e "$file" ] && ln -sf "$here/$file" "$out/weights/"
+  [ -e "$file" ] && ln -sf "$file" "$out/weights/"
 done
 for file in "$pieces"/clean/* "$pieces"/train*/*; do
-  [ -e "$file" ] && ln -sf "$here/$file" "$out/cifar10/"
+  [ -e "$file" ] && ln -sf "$file" "$out/cifar10/"
 done
 WEIGHTS=$(echo "$out"/weights/*.safetensors)
 export WEIGHTS DATA=$out/cifar10-c DOUBLE=$out/double EXTRA=$out/extra SOURCE=$out/cifar10 OUT=$out/runs
@@ -45,7 +55,7 @@ pack() {
 if [ -z "$LANE" ]; then
   (while sleep 15; do pack; done) &
   keeper=$!
-  trap 'kill $keeper; pack' EXIT
+  trap 'kill $keeper; pack; touch "$keep/ended"' EXIT
 fi
 
 lanes() { # FILE: a line a lane, side by side
@@ -64,11 +74,11 @@ lanes() { # FILE: a line a lane, side by side
 }
 
 make_data() {
-  python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$DATA"
-  python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$out/extra" \
-    --corruptions speckle_noise gaussian_blur spatter saturate
-  python3 lab/double.py "$out/extra" "$DOUBLE"
-  touch "$out/data-ready"
+  python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$DATA" &&
+    python3 -m bombus data make cifar10-c --clean "$CLEAN" --severities 5 --out "$out/extra" \
+      --corruptions speckle_noise gaussian_blur spatter saturate &&
+    python3 lab/double.py "$out/extra" "$DOUBLE" &&
+    touch "$out/data-ready"
 }
 
 for stage in "$@"; do
@@ -80,7 +90,10 @@ for stage in "$@"; do
   number=$(echo "$stage" | sed 's/^[a-z]*\([0-9]*\).*/\1/') part=${stage#*-}
   export SEED=${number:-1}
   case $stage in
-    data) make_data >"$out/log-data" 2>&1 & ;;
+    data)
+      rm -f "$out/data-failed"
+      (make_data || touch "$out/data-failed") >"$out/log-data" 2>&1 &
+      ;;
     severities)
       (
         nice python3 -m bombus data make cifar10-c --clean "$CLEAN" --out "$out/all" &&
@@ -89,7 +102,7 @@ for stage in "$@"; do
       ;;
     wait)
       while [ ! -e "$out/data-ready" ]; do
-        [ $(($(date +%s) - begun)) -gt 200 ] && { cat "$out/log-data"; exit 1; }
+        [ ! -e "$out/data-failed" ] || { cat "$out/log-data"; exit 1; }
         sleep 1
       done
       ;;

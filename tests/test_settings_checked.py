@@ -47,7 +47,7 @@ ZERO_IS_REFUSED = {
     "vdp": {"patch", "damping"},
     "vida": {"low_rank", "high_rank", "augmentations"},
 }  # fmt: skip
-ZERO_IS_REFUSED["bee-paper"] = ZERO_IS_REFUSED["bee"]
+ZERO_IS_REFUSED["bee-paper"] = ZERO_IS_REFUSED["bee-rehearsal"] = ZERO_IS_REFUSED["bee"]
 
 # Faster still, and a network is lost: legal, but no answer can be asked of it. The others mean
 # work or memory.
@@ -140,7 +140,8 @@ def test_settings_of_another_kind_are_refused(method: str) -> None:
             if value == "nope" and field.name in ("shallow", "blocks"):
                 continue
             if value is None and type(None) in get_args(types[field.name]):
-                assert (method, field.name) in {("bee", "lr"), ("bee-paper", "lr")}
+                assert method in ("bee", "bee-paper", "bee-rehearsal")
+                assert field.name in ("lr", "warmup_lr")  # what fits the network
                 continue
             with pytest.raises(ConfigError, match=field.name) as caught:
                 chosen_class(**{field.name: value})

@@ -19,7 +19,9 @@ def make_warmup(settings: RunSettings, out: Path) -> None:
     """Warm the method up as a run of these settings would, and write what it has then."""
     method, benchmark = find_method(settings.method), find_benchmark(settings.benchmark)
     if not issubclass(method, Bee):
-        raise ConfigError(f"{settings.method} has no warm-up; bee and bee-paper have.")
+        raise ConfigError(
+            f"{settings.method} has no warm-up; bee, bee-paper and bee-rehearsal have."
+        )
     device = pick_device(settings.device)
     config = make_config(method, settings)
     model, _ = open_model(settings, benchmark, benchmark.classes or 0, device)

@@ -580,5 +580,5 @@ def test_published_settings() -> None:
 
 def test_place_in_tables() -> None:
     assert place("obao") < place("continual-mae") == place("continual_mae") < place("roid")
-    assert place("bee-paper") == place("bee")
+    assert place("bee-paper") == place("bee-rehearsal") == place("bee")
     assert place("unheard-of") > place("bee")

@@ -13,7 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bombus.errors import CheckpointError
+import bombus
+from bombus.errors import CheckpointError, ConfigError
+from bombus.methods._optim import fitting_rate
 from bombus.methods._rehearsal import with_rehearsal
 from bombus.methods._warmup_file import save_warmup
 from bombus.methods.bee import Bee
@@ -154,3 +156,34 @@ def test_every_kind_of_network_rehearses(kind: str) -> None:
 def test_without_source_there_is_nothing_to_rehearse() -> None:
     bee = Bee(make_tiny("batchnorm"), Bee.Config(rehearsal_weight=1))
     assert bee(noise_batches(1)[0]).isfinite().all()
+
+
+def test_rates_that_fit_the_network() -> None:
+    """Rehearsal holds the student: it goes twice as fast. The warm-up has a part of its own."""
+
+    def rates(method: str, **changes: Any) -> tuple[float, float]:
+        small = {"rehearsal_images": 16, "warmup_rounds": 1}
+        chosen = bombus.known_methods()[method]
+        made = chosen(
+            make_tiny("batchnorm"), chosen.Config(**small, **changes), source=noise_batches(2)
+        )
+        return made.config.lr, made.config.warmup_lr
+
+    source = list(Bee(make_tiny("batchnorm")).parameters)
+    slow, fast, prepared = (fitting_rate(source, part) for part in (0.0083, 0.0166, 0.0183))
+    assert rates("bee") == (slow, 1e-4)
+    assert rates("bee", rehearsal_weight=1.0) == (fast, 1e-4)
+    assert rates("bee-rehearsal") == (fast, prepared)
+    assert rates("bee-rehearsal", rehearsal_weight=0.0) == (slow, prepared)
+    assert rates("bee-rehearsal", lr=1e-5, warmup_lr=2e-5) == (1e-5, 2e-5)
+
+
+def test_what_fits_is_not_known_for_sgd() -> None:
+    for stage in ("", "warmup_"):
+        with pytest.raises(ConfigError, match=f"{stage}optimizer='sgd' without {stage}lr"):
+            bombus.known_methods()["bee-rehearsal"].Config(**{f"{stage}optimizer": "sgd"})
+
+
+def test_there_is_no_rehearsal_without_source_images() -> None:
+    with pytest.raises(ConfigError, match="source"):
+        bombus.adapt(make_tiny("batchnorm"), "bee-rehearsal")

@@ -26,6 +26,7 @@ EXPECTED = {
     "continual-mae": (4, 1),  # of 2 views, where the method has 10
     "bee-paper": (6, 4),
     "bee": (10, 6),
+    "bee-rehearsal": (12, 8),
 }
 
 

@@ -29,12 +29,13 @@ def warmup(
 ) -> None:
     """Warm BEE up on clean training images: codebooks and blocks.
 
-    The file is then given to `bombus run bee --source FILE`, which needs no source images any more.
+    The file is then given to `bombus run bee --source FILE`, which needs no source images any more
+    (of bee-rehearsal it holds those that are kept).
 
     Example: bombus warmup --data cifar10 --weights wrn-28-10.safetensors --out warmup.safetensors
 
     Args:
-        method: bee or bee-paper.
+        method: bee, bee-paper or bee-rehearsal.
         data: folder of the clean training images: as `bombus data get cifar10` leaves it, or class
             folders for ImageNet.
         out: the file to write.
