@@ -8,7 +8,8 @@ its settings, whatever they are called. They are checked to be of one network an
 settings a cell. OUT/results.json is what `bombus compare` makes the table from: a file of the
 ledger is named there where it lies, a folder's result goes to OUT/runs as CELL-seedN.json. Figures
 that show a run batch by batch need folders. COSTS hold further runs of the same methods on the same
-architecture, for seeds that shared a GPU: milliseconds a batch are the quickest run's.
+architecture, for seeds that shared a GPU: milliseconds a batch are the quickest run's. WITHOUT are
+cells to leave out, such as a method that no run has timed on a GPU of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="only these; by default all")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figures", type=Path)
+    parser.add_argument("--without", nargs="+", default=[], metavar="CELL")
     parser.add_argument("--partial", action="store_true", help="leave out cells without runs")
     asked = parser.parse_args()
     experiment = find_experiment(asked.name)
@@ -54,6 +56,8 @@ def main() -> None:
         laid_out, finished = Path(temporary), []
         lies_at: dict[str, Path] = {}
         for cell in experiment.cells(place):
+            if cell.name in asked.without:
+                continue
             found = {
                 run.seed: run
                 for run in _of_cell(cell, runs)

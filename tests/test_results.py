@@ -50,7 +50,10 @@ RESCALED = "cifar10-c/wrn-28-10-rescaled"
     [
         ("ablation", "--runs paper/ablation/runs"),
         ("ablation-car", "--runs paper/ablation-car/runs"),
-        ("efficiency", f"--runs {RESCALED} --costs cifar10-c/wrn-28-10"),
+        (
+            "efficiency",
+            f"--without bee-rehearsal --runs {RESCALED} --costs cifar10-c/wrn-28-10",
+        ),
         ("forgetting", "--runs paper/forgetting/runs"),
         ("sensitivity", "--seeds 1 --runs paper/sensitivity/runs paper/ablation/runs"),
         ("queue-on-baselines", f"--seeds 1 --runs paper/queue-on-baselines/runs {RESCALED}"),

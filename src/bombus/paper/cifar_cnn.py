@@ -29,6 +29,7 @@ METHODS = (
     "rdumb",
     "bee-paper",
     "bee",
+    "bee-rehearsal",
 )
 
 
