@@ -41,6 +41,26 @@ def test_what_is_put_comes_out_and_the_rest_finds_no_room() -> None:
     assert contents(store) == [1, 2, 3, 4, 5]
 
 
+def test_memory_has_a_limit_too() -> None:
+    """12 bytes an image of 2 x 2: as many as fit, of images that need four bytes a pixel fewer."""
+    store = LabelledImages(50, CPU, megabytes=100e-6)
+    assert store.cut_short is None
+    assert store.append(*numbered(1, 2, 3, 4, 5, 6, 7)) == 7
+    assert store.cut_short is None
+    assert store.append(*numbered(8, 9)) == 1
+    assert contents(store) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "8 source images are kept where 50" in str(store.cut_short)
+    again = LabelledImages(50, CPU, megabytes=36e-6)
+    again.load_state_dict(store.state_dict())
+    assert contents(again) == [1, 2, 3]
+    store.clear()
+    x, y = numbered(*range(20))
+    assert store.append(x + 0.001, y) == 2
+    enough = LabelledImages(3, CPU, megabytes=100e-6)
+    assert enough.append(*numbered(1, 2, 3, 4)) == 3
+    assert enough.cut_short is None
+
+
 def test_draws_are_different_images_and_repeat_with_the_generator() -> None:
     store = LabelledImages(50, CPU)
     store.append(*numbered(*range(50)))

@@ -114,6 +114,19 @@ def test_images_travel_with_the_preparation(tmp_path: Path) -> None:
     assert len(fewer.rehearsal) == 5
 
 
+def test_what_is_kept_takes_no_more_memory_than_was_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Noise takes four bytes a value: five images of 3 x 16 x 16 fit into 16 kB."""
+    bee = rehearsing(rehearsal_mb=16e-3)
+    assert len(bee.rehearsal) == 5
+    assert "rehearsal cut short: 5 source images are kept where 16" in caplog.text
+    file = tmp_path / "warm.safetensors"
+    save_warmup(rehearsing(), file)
+    config = Bee.Config(rehearsal_weight=1, rehearsal_mb=10e-3)
+    assert len(Bee(make_tiny("batchnorm"), config, source=file).rehearsal) == 3
+
+
 def test_a_saved_adapter_rehearses_on(tmp_path: Path) -> None:
     bee, batches = rehearsing(), noise_batches(7)
     for x in batches[3:5]:

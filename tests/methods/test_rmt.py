@@ -386,6 +386,15 @@ def test_resumes_with_store_and_projector_but_no_source(tmp_path: Path) -> None:
     assert tree_hash(adapter.state_dict()) == tree_hash(other.state_dict())
 
 
+def test_what_is_kept_takes_no_more_memory_than_was_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Noise takes four bytes a value: five images of 3 x 16 x 16 fit into 16 kB."""
+    source = [(x, torch.arange(8) % 5) for x in noise_batches(3)]
+    adapter = Rmt(make_tiny("batchnorm"), Rmt.Config(source_mb=16e-3), source=source)
+    assert len(adapter.source) == 5
+    assert "replay cut short: 5 source images are kept where 50,000" in caplog.text
+    assert adapter(noise_batches(4)[3]).isfinite().all()
+
+
 def test_the_stream_changes_nothing_that_was_prepared() -> None:
     adapter = Rmt(Small(), source=labelled(2, 5))
     before = tree_hash([adapter.prototypes, adapter.source.state_dict()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,19 +19,36 @@ class LabelledImages:
     As in SampleQueue a byte a pixel holds them where that loses nothing, and memory is taken once,
     for all places. Images of another shape or dtype than those stored cannot share a batch with
     them: see `fits`. The store has a device of its own; what is drawn goes wherever it is wanted.
+
+    Args:
+        megabytes: where so many images of the first one's size would take more, fewer are kept.
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, capacity: int, device: torch.device, *, megabytes: float = math.inf
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"Got a store of {capacity} images, expected at least 1.")
-        self.capacity = capacity
+        self.asked = capacity
         self.device = device
+        self.megabytes = megabytes
         self.clear()
 
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def cut_short(self) -> str | None:
+        """Why it is full with fewer images than were asked for, if it is."""
+        if self._images is None or not self._count == self.capacity < self.asked:
+            return None
+        return (
+            f"{self._count:,} source images are kept where {self.asked:,} were asked for: "
+            f"more would take over {self.megabytes:g} MB"
+        )
+
     def clear(self) -> None:
+        self.capacity = self.asked
         self._images: Tensor | None = None  # (capacity, 3, H, W): bytes, or as put
         self._labels = torch.empty(0, dtype=torch.long)  # (capacity,)
         self._like = torch.empty(0)  # no images, with the dtype and shape of one
@@ -44,6 +62,8 @@ class LabelledImages:
 
     def append(self, x: Tensor, y: Tensor) -> int:
         """Put as many of the images as there is room for into free places; returns how many."""
+        if self._images is None and len(x):
+            self._begin(x)
         room = min(len(x), self.capacity - self._count)
         self.put(self._count + torch.arange(room), x[:room], y[:room])
         return room
@@ -59,17 +79,12 @@ class LabelledImages:
                 "source images one size and dtype."
             )
         packed = to_bytes(x)
-        if self._images is None:
-            dtype = x.dtype if packed is None else packed.dtype
-            shape = (self.capacity, *x.shape[1:])
-            self._images = torch.zeros(shape, dtype=dtype, device=self.device)
-            self._labels = torch.zeros(self.capacity, dtype=torch.long, device=self.device)
-            self._like = x[:0].detach().to(self.device)
-        if packed is None and self._images.dtype != x.dtype:
-            self._images = from_bytes(self._images, self._like)
-        values = x.detach() if packed is None or self._images.dtype == x.dtype else packed
+        images = self._begin(x) if self._images is None else self._images
+        if packed is None and images.dtype != x.dtype:
+            images = self._images = from_bytes(images, self._like)
+        values = x.detach() if packed is None or images.dtype == x.dtype else packed
         there = places.to(self.device)
-        self._images[there] = values.to(self.device)
+        images[there] = values.to(self.device)
         self._labels[there] = y.to(self.device)
         self._count = max(self._count, int(places.max()) + 1)
 
@@ -99,6 +114,7 @@ class LabelledImages:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.clear()
         if state:
+            self._limit(state["images"])
             kept = slice(0, self.capacity)
             images, labels = (state[n][kept].to(self.device) for n in ("images", "labels"))
             self._like = state["like"].to(self.device)
@@ -107,6 +123,22 @@ class LabelledImages:
             self._images[: self._count] = images
             self._labels = labels.new_zeros(self.capacity)
             self._labels[: self._count] = labels
+
+    def _begin(self, x: Tensor) -> Tensor:
+        packed = to_bytes(x)
+        like = x if packed is None else packed
+        self._limit(like)
+        self._images = torch.zeros(
+            (self.capacity, *x.shape[1:]), dtype=like.dtype, device=self.device
+        )
+        self._labels = torch.zeros(self.capacity, dtype=torch.long, device=self.device)
+        self._like = x[:0].detach().to(self.device)
+        return self._images
+
+    def _limit(self, like: Tensor) -> None:
+        """As many places as the memory has room for, two at least: a batch of one teaches little."""
+        room = self.megabytes * 1e6 / max(1, like[0].nbytes)
+        self.capacity = int(min(self.asked, max(2, room)))
 
 
 class SureImages:

@@ -117,7 +117,11 @@ class BeeConfig(BaseConfig):
     """Ours (RMT's, but without labels): at every step source images are to be answered as the
     source network answers them. 0: none are kept. They are kept with the preparation."""
     rehearsal_images: Several = 5_000
-    """How many of them, at least 2: the first that the source gives."""
+    """How many of them, at least 2: the first that the source gives. Two visits of the extras and
+    their pairs, WRN-28-10: none 10.0, 5,000 9.75, 50,000 9.5."""
+    rehearsal_mb: Positive = 1_000.0
+    """Megabytes that they may take: 50,000 of 32 pixels take 154, of 224 pixels 6,600 fit in 1,000.
+    They lie in the computer's memory, in the preparation's file and in every saved adapter."""
     rehearsal_view: ViewName = "strong"
     """What the student sees of them."""
 

@@ -93,7 +93,9 @@ class Bee(Adapter):
         self.codebooks = Codebooks(config.feature_queue)
         self.queue = SampleQueue(config.sample_queue)
         # In the computer's memory, not the GPU's: a batch a step comes over.
-        self.rehearsal = LabelledImages(config.rehearsal_images, torch.device("cpu"))
+        self.rehearsal = LabelledImages(
+            config.rehearsal_images, torch.device("cpu"), megabytes=config.rehearsal_mb
+        )
         size = sum(p.numel() * p.element_size() for p in self.parameters)
         self.anchors = AnchorPool(config.anchors, on_host=on_host(config, size))
         self.shift = shift_detector(config)
@@ -110,6 +112,8 @@ class Bee(Adapter):
     def prepare(self, source: Source | None) -> None:
         if source is not None:
             warm_up(self, source)
+            if why := self.rehearsal.cut_short:
+                self.event("rehearsal cut short", reason=f"{why} (rehearsal_mb)")
             # The stream's draws are the same whether the warm-up was made now or read from a file.
             self.generator.manual_seed(self.config.seed)
         if self.config.replay != "off":
