@@ -85,6 +85,28 @@ def test_options_are_pinned() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("rnu tent", "run"),
+        ("data gte cifar10", "get"),
+        ("paper ablaton", "ablation"),
+        ("paper ablation --scale ful", "full"),
+        ("run tent --out x --benchmark cifar10c", "cifar10-c"),
+        ("run tent --out x --benchmark nothing-like-it", None),
+    ],
+)
+def test_a_misspelt_choice_is_told_what_was_meant(
+    command: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert ("did you mean" in said) == (meant is not None)
+    assert meant is None or f"did you mean {meant!r}?" in said
+
+
 def test_help_is_quick_and_does_not_import_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "from bombus.cli import main; main()"]
     times = []

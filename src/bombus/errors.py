@@ -43,9 +43,13 @@ class UnknownNameError(BombusError, LookupError):
     def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
         names = sorted(known)
         given = given if isinstance(given, str) else type(given).__name__  # not a whole network
-        spelt = {name.lower(): name for name in names}
-        near = difflib.get_close_matches(given.lower(), spelt, n=1)
-        hint = (
-            f"did you mean {spelt[near[0]]!r}?" if near else f"choose one of: {', '.join(names)}."
-        )
+        near = nearest(given, names)
+        hint = f"did you mean {near!r}?" if near else f"choose one of: {', '.join(names)}."
         super().__init__(f"There is no {kind} named {given!r}; {hint}")
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The name that was meant, if one is spelt much like what was given."""
+    spelt = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given.lower(), spelt, n=1)
+    return spelt[near[0]] if near else None

@@ -97,6 +97,15 @@ def clean(x: Tensor, gated: Gated) -> Tensor:
     return x[gated.kept] if gated.rejected else x
 
 
+def scatter(logits: Tensor | None, gated: Gated, classes: int, x: Tensor) -> Tensor:
+    """The answers back in their places; a rejected sample's row is NaN: no answer."""
+    dtype = x.dtype if logits is None else logits.dtype
+    full = torch.full((len(x), classes), float("nan"), dtype=dtype, device=x.device)
+    if logits is not None:
+        full[gated.kept] = logits
+    return full
+
+
 def _check_layout(x: Tensor, expected: Input) -> None:
     shape = tuple(x.shape)
     if x.dim() != 4:

@@ -6,11 +6,11 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -26,7 +26,7 @@ from bombus.cli.report import report
 from bombus.cli.results import results
 from bombus.cli.run import run
 from bombus.cli.warmup import warmup
-from bombus.errors import BombusError
+from bombus.errors import BombusError, nearest
 
 DESCRIPTION = """Keep a vision classifier accurate while the world changes: continual test-time
 adaptation, measured. Start with `bombus demo`; `bombus COMMAND --help` explains each command."""
@@ -102,9 +102,38 @@ def _dispatch(
         )
     except SystemExit as stopped:
         if stopped.code == 2:
+            _name_choice(commands, arguments)
             _name_settings(arguments)
             _name_weights(arguments)
         raise
+
+
+def _name_choice(commands: dict[str, Callable[..., Any]], arguments: Sequence[str]) -> None:
+    """`--benchmark cifar10c`, which was refused: say which choice is spelt like it."""
+    command = commands.get(arguments[0])
+    if command is None:
+        _suggest(arguments[0], commands)
+        return
+    kinds = {name: p.kind for name, p in inspect.signature(command).parameters.items()}
+    for name, hint in get_type_hints(command).items():
+        choices = _choices(hint)
+        option = f"--{name.replace('_', '-')}"
+        before = arguments[0] if kinds.get(name) is inspect.Parameter.POSITIONAL_ONLY else option
+        for given, value in pairwise(arguments):
+            if given == before and choices and value not in choices:
+                _suggest(value, choices)
+
+
+def _suggest(given: str, known: Iterable[str]) -> None:
+    if near := nearest(given, known):
+        _say(f"{given!r} is not known; did you mean {near!r}?")
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The names a parameter takes, None among them or not; nothing where any will do."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(name for part in get_args(hint) for name in _choices(part))
 
 
 def _name_settings(arguments: Sequence[str]) -> None:

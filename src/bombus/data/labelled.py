@@ -24,9 +24,7 @@ class LabelledImages:
         megabytes: where so many images of the first one's size would take more, fewer are kept.
     """
 
-    def __init__(
-        self, capacity: int, device: torch.device, *, megabytes: float = math.inf
-    ) -> None:
+    def __init__(self, capacity: int, device: torch.device, *, megabytes: float = math.inf) -> None:
         if capacity < 1:
             raise ValueError(f"Got a store of {capacity} images, expected at least 1.")
         self.asked = capacity
@@ -136,7 +134,7 @@ class LabelledImages:
         return self._images
 
     def _limit(self, like: Tensor) -> None:
-        """As many places as the memory has room for, two at least: a batch of one teaches little."""
+        """As many places as there is memory for, two at least: a batch of one teaches little."""
         room = self.megabytes * 1e6 / max(1, like[0].nbytes)
         self.capacity = int(min(self.asked, max(2, room)))
 

@@ -9,6 +9,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
+
+from bombus.methods._optim import LONG_STRIDE, USUAL_STRIDE, stride
+
 LOG = logging.getLogger("bombus")
 
 
@@ -43,3 +47,17 @@ class Cautions:
         if kind not in self.said:
             self.said.add(kind)
             LOG.warning("%s: %s (said once)", self.method, text)
+
+
+def long_steps(model: nn.Module, optimizer: Any) -> dict[str, Any] | None:
+    """A rate made for other weights can ruin these in a few batches, and nothing shows it."""
+    length = stride(model, optimizer)
+    if length <= LONG_STRIDE:
+        return None
+    lr = optimizer.defaults["lr"]
+    return {
+        "stride": round(length, 1),
+        "reason": f"at lr={lr:g} one step of Adam can move a layer's output by so many times "
+        "its spread, where published settings are made for 1 to 4; try "
+        f"lr={lr * USUAL_STRIDE / length:.0e}",
+    }

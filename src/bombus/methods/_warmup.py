@@ -26,6 +26,7 @@ from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods._codebooks import draw_codes, random_codes
+from bombus.methods._consistency import multilevel_loss
 from bombus.methods._optim import make_optimizer, ramp
 from bombus.methods._progress import with_progress
 from bombus.methods._rehearsal import keeping
@@ -176,7 +177,7 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
         views = bee.passes.views(x)
         teacher = bee.teach(views)
         student = bee.passes(bee.view(VIEWS[config.warmup_view], views))
-        loss, _ = bee.consistency(student, teacher, remember=len(x))
+        loss, _ = multilevel_loss(bee, student, teacher, remember=len(x))
         agree = disagreement(student.logits, teacher.logits, config.warmup_loss)
         gradients = torch.autograd.grad(loss + agree, [*parameters, *codes], materialize_grads=True)
         for leaf, gradient in zip([*parameters, *codes], gradients, strict=True):

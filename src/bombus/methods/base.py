@@ -17,57 +17,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from bombus import checkpoint, gate
+from bombus import gate
 from bombus.backbones.blocks import Backbone, is_transformer
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.data.augment import View
 from bombus.errors import CheckpointError, ConfigError
-from bombus.fields import Seed, check_fields
-from bombus.methods import _state
-from bombus.methods._caution import Cautions
+from bombus.methods import _saved, _state
+from bombus.methods._caution import Cautions, long_steps
+from bombus.methods._config import BaseConfig as BaseConfig
 from bombus.methods._network import bare, own_copy, try_out, uncached_autocast
 from bombus.methods._norm import batch_norms
-from bombus.methods._optim import LONG_STRIDE, USUAL_STRIDE, stride
 from bombus.methods._source import gated_source
 
 Access = Literal["none", "statistics", "samples", "labels"]
 Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares that it needs labels
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseConfig:
-    """A method's settings: the defaults are CIFAR10-C's, `published` holds the others'.
-
-    Keys of `published` are a benchmark ("imagenet-c"), a kind of network ("vit") or both
-    ("imagenet-c/vit"), each on top of the one before.
-    """
-
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @classmethod
-    def for_benchmark(cls, benchmark: str, family: str = "cnn", **settings: Any) -> Self:
-        known: dict[str, Any] = {}
-        for key in (benchmark, family, f"{benchmark}/{family}"):
-            known |= cls.published.get(key, {})
-        return cls(**{**known, **settings})
-
-    @classmethod
-    def for_network(cls, model: nn.Module, **settings: Any) -> Self:
-        """What suits a network on which no benchmark's settings are known."""
-        family = "vit" if is_transformer(bare(model)) else "cnn"
-        return cls.for_benchmark("cifar10-c", family, **settings)
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,8 @@ class Adapter(ABC):
                 if self.needs != "none" and not self.source_optional:
                     self._require_source(source)
                 self._prepare(source if self.needs != "none" else None)
-                self._look_at_the_stride()
+                if found := long_steps(self.model, getattr(self, "optimizer", None)):
+                    self.event("long steps", **found)
                 self._early_events = self._events
                 self._cautions.of_events(self._events)
                 self._fresh = _state.clone(self.state_dict())
@@ -246,48 +218,18 @@ class Adapter(ABC):
 
     def save(self, folder: str | Path, **notes: int | str) -> None:
         """Store everything, crash-safe; `notes` go into the header beside it."""
-        meta = {"method": self.name, "config": asdict(self.config), **self._identity()}
-        if taken := meta.keys() & notes.keys():
-            raise ConfigError(
-                f"Got a note named {', '.join(sorted(taken))}, which the header has already; "
-                "choose another name."
-            )
         with self._lock:
             parts = {
                 "prepared": self._packed(self.prepared),
                 "fresh": self._fresh,
                 "now": self.state_dict(),
             }
-            checkpoint.save_state(Path(folder), parts, {**meta, **notes})
+            _saved.write(self, parts, Path(folder), notes)
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module, *, input: Input | None = None) -> Self:
         """Resume a saved adapter, given the source model it was made from."""
-        model = bare(model)
-        device = next(model.parameters()).device
-        state, meta = checkpoint.load_state(Path(folder), device=device)
-        if meta["method"] != cls.name:
-            raise CheckpointError(
-                f"The checkpoint {folder} is of method {meta['method']!r}, not {cls.name!r}; "
-                "load it with bombus.load(folder, model)."
-            )
-        if meta["source_sha256"] != state_sha256(model):
-            raise CheckpointError(
-                f"The checkpoint {folder} was made from other weights (sha256 "
-                f"{meta['source_sha256'][:12]}, this model has {state_sha256(model)[:12]}); "
-                "give the source model it was adapted from."
-            )
-        try:
-            config = cls.Config(**_state.as_config(meta["config"]))
-        except TypeError as error:
-            raise CheckpointError(
-                f"The settings in {folder} do not fit this version's {cls.name} ({error}); "
-                "load it with the version of bombus that wrote it."
-            ) from None
-        stored = Input(**_state.as_config(meta["input"]))
-        adapter = cls(model, config, input=input or stored, state=state)
-        adapter.source_bytes = meta["source_bytes"]
-        return adapter
+        return _saved.read(cls, Path(folder), model, input)
 
     # Inside
 
@@ -313,20 +255,6 @@ class Adapter(ABC):
             images, reason = len(reading.rejected), reading.rejected[0]
             self.event("source images set aside", images=images, reason=reason)
         self.source_bytes = max(reading.bytes, self.source_bytes or 0)
-
-    def _look_at_the_stride(self) -> None:
-        """A rate made for other weights can ruin these in a few batches, and nothing shows it."""
-        optimizer: Any = getattr(self, "optimizer", None)
-        length = stride(self.model, optimizer)
-        if length > LONG_STRIDE:
-            lr = optimizer.defaults["lr"]
-            self.event(
-                "long steps",
-                stride=round(length, 1),
-                reason=f"at lr={lr:g} one step of Adam can move a layer's output by so many times "
-                "its spread, where published settings are made for 1 to 4; try "
-                f"lr={lr * USUAL_STRIDE / length:.0e}",
-            )
 
     def _try_out(self, x: Tensor) -> None:
         """Let the network refuse images of a new shape before any of them is remembered."""
@@ -356,13 +284,6 @@ class Adapter(ABC):
                 own = _state.unpack(_state.clone(packed), getattr(self, name), name)
                 setattr(self, name, own)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "source_sha256": self.source_sha256,
-            "source_bytes": self.source_bytes,
-            "input": self.input.to_dict(),
-        }
-
     def _parameter(self) -> Tensor:
         return next(self.model.parameters())
 
@@ -375,17 +296,11 @@ class Adapter(ABC):
             )
 
     def _scatter(self, logits: Tensor | None, gated: gate.Gated, x: Tensor) -> Tensor:
-        """Put the answers back in their places; a rejected sample's row is NaN: no answer."""
         if logits is not None:
             self._classes = logits.shape[1]
             if not gated.rejected:
                 return logits
-        dtype = x.dtype if logits is None else logits.dtype
-        shape = (len(x), self._count_classes(x))
-        full = torch.full(shape, float("nan"), dtype=dtype, device=x.device)
-        if logits is not None:
-            full[gated.kept] = logits
-        return full
+        return gate.scatter(logits, gated, self._count_classes(x), x)
 
     def _count_classes(self, x: Tensor) -> int:
         if self._classes is None:  # nothing answered yet: ask the network about a blank image

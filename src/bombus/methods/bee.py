@@ -20,9 +20,7 @@ from bombus.backbones.blocks import block_parameters, find_blocks
 from bombus.data.augment import VIEWS
 from bombus.data.labelled import LabelledImages
 from bombus.data.queue import SampleQueue
-from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.entropy import softmax_entropy
-from bombus.losses.multilevel import consistency, log_assignment, perplexity
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._anchors import (
@@ -34,6 +32,7 @@ from bombus.methods._anchors import (
 )
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
 from bombus.methods._codebooks import Codebooks, draw_codes
+from bombus.methods._consistency import multilevel_loss
 from bombus.methods._mean_teacher import Gradients, require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
 from bombus.methods._optim import apply_gradients, fitting_rate, make_optimizer
@@ -148,7 +147,7 @@ class Bee(Adapter):
         views = self.passes.views(x)
         teacher = self.teach(views)
         student = self.passes(self._student_view(views))
-        loss, _ = self.consistency(student, teacher, remember=0)
+        loss, _ = multilevel_loss(self, student, teacher, remember=0)
         if config.inner_entropy and config.entropy_weight:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
@@ -166,7 +165,7 @@ class Bee(Adapter):
         seen = student
         if not same_view:
             seen = self.passes(self._student_view(views))
-        loss, by_level = self.consistency(seen, teacher, remember=len(x))
+        loss, by_level = multilevel_loss(self, seen, teacher, remember=len(x))
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = self._gradients(loss, keep_graph=seen is student)
@@ -180,45 +179,7 @@ class Bee(Adapter):
         self.signal(**dict(zip(measured, numbers, strict=True)))
         return prediction.detach(), views
 
-    # Multi-level consistency regularisation
-
-    def consistency(
-        self, student: Pass, teacher: Pass, *, remember: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Eq. 9 over the summed levels, with what to report of each."""
-        config: BeeConfig = self.config
-        count = len(self.levels)
-        weights = dict(zip(self.levels, config.level_weights or (1.0,) * count, strict=True))
-        taus = dict(zip(self.levels, (config.tau_teacher * count)[:count], strict=True))
-        loss = at_least_single(student.logits.new_zeros(()))
-        report: dict[str, Tensor] = {}
-        for level, descriptor in student.descriptors.items():
-            weight = weights.get(level, 0.0)
-            target = self.codebooks.targets(
-                level,
-                teacher.descriptors[level],
-                taus.get(level, config.tau_teacher[0]),
-                config.sinkhorn_iterations,
-                remember=remember,
-            )
-            codes = self.codebooks.student[level]
-            # A level without weight does not pull on the network, but its codes are learnt.
-            log_p = log_assignment(
-                descriptor if weight else descriptor.detach(), codes, config.tau_student
-            )
-            part = consistency(log_p, self.passes.swap(target))
-            if weight or codes.requires_grad:
-                loss = loss + (weight or 1.0) * part
-            if remember:
-                report[f"mcr_{level}"] = part.detach()
-                report[f"teacher_perplexity_{level}"] = perplexity(target)
-                report[f"student_perplexity_{level}"] = perplexity(log_p.detach().exp())
-        if config.prediction_weight:
-            agreed = self.passes.mean(teacher.logits)
-            agreed = torch.cat([agreed] * self.passes.views_count)
-            part = symmetric_cross_entropy(student.logits, agreed).mean()
-            loss = loss + config.prediction_weight * part
-        return loss, report
+    # The student's steps
 
     def follow(self) -> None:
         """Eq. 4: the teacher goes a little of the way to the student."""
