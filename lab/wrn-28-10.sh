@@ -24,8 +24,11 @@
 #   width    the same on a network twice as wide (WIDER: the WRN-16-2's file)
 #   momentum the teacher on the WRN-28-10, two visits of that stream   3 a setting
 #   rehearsal  settings of bee-rehearsal, two visits of that stream, half as long   1.5 a setting
+#   rehearsal-steps  more of its settings, there: R, the view, and both
 #   rehearsed  bee-rehearsal on the 15 domains (SET="lr=1e-4": with settings of our own)   2
-#   small-rehearsal  its rate and teacher on the demo's WRN-16-1, five visits of that stream
+#   alone    a tenth of that, for its time on a GPU of its own   1.5 with its preparation
+#   small-rehearsal  its rate on the demo's WRN-16-1, five visits of that stream
+#   small-rehearsal-steps  the settings of rehearsal-steps there, two visits
 #   relative bee's preparation and steps by relative-adam, on the stream of `mild`, half as long   6
 #   even     the same with Adam; WEIGHTS: the rescaled network         5
 #   literal  bee-paper at its own rate and at a fifth of it (RATES)    6
@@ -146,23 +149,27 @@ for part in "$@"; do
         pairs "$file" momentum --backbone wrn-16-2 --precision fp32 --cycles 5 --samples 2000
       )
       ;;
-    rehearsal)
+    rehearsal | rehearsal-steps)
       file=$(METHOD=bee-rehearsal prepared rehearsing)
-      DOMAINS=$MILD pairs "$file" rehearsal --method bee-rehearsal --cycles 2 --samples 5000
+      DOMAINS=$MILD pairs "$file" "$part" --method bee-rehearsal --cycles 2 --samples 5000
       ;;
-    rehearsed)
+    rehearsed | alone)
+      few=""
+      [ "$part" = rehearsed ] || few="--samples 1000"
       # shellcheck disable=SC2086
       $PYTHON -m bombus run bee-rehearsal --benchmark cifar10-c --weights $WEIGHTS --data "$DATA" \
         --source "$(METHOD=bee-rehearsal prepared rehearsing)" --precision bf16 --seed "$SEED" \
-        --resume --out "$OUT/rehearsed-seed$SEED" ${SET:+--set $SET}
+        --resume --out "$OUT/$part-seed$SEED" $few ${SET:+--set $SET}
       ;;
-    small-rehearsal)
+    small-rehearsal | small-rehearsal-steps)
       (
         WEIGHTS=src/bombus/demo/wrn-16-1.safetensors BACKBONE=wrn-16-1 OUT=$OUT/small DOMAINS=$MILD
         mkdir -p "$OUT"
         file=$(METHOD=bee-rehearsal prepared rehearsing)
-        pairs "$file" small-rehearsal --method bee-rehearsal --backbone wrn-16-1 --precision fp32 \
-          --cycles 5 --samples 2000
+        visits=5 variants=$part
+        [ "$part" = small-rehearsal ] || visits=2 variants=rehearsal-steps
+        pairs "$file" $variants --method bee-rehearsal --backbone wrn-16-1 --precision fp32 \
+          --cycles $visits --samples 2000
       )
       ;;
     even)
