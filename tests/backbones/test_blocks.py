@@ -338,6 +338,12 @@ def test_what_is_no_block_output() -> None:
         forward_with_blocks(Texts(model), x, ["model.layer1"])
 
 
+def test_the_classifier_is_no_block() -> None:
+    model = WideResNet(10, 1, num_classes=3)
+    with pytest.raises(ConfigError, match="'fc' is the classifier"):
+        forward_with_blocks(model, torch.rand(2, 3, 32, 32), ["block1", "fc"])
+
+
 def test_a_list_of_modules_gives_its_lasts_output() -> None:
     model = PlainViT(3).eval()
     _, outputs = forward_with_blocks(model, x, ["encoder.layers", "encoder.layers.2"])

@@ -120,6 +120,11 @@ def look(
     logits = logits_of(output, model, len(x))
     if absent := [name for name in blocks if name not in outputs]:
         raise ConfigError(f"The block {absent[0]!r} took no part in the model's forward.")
+    if last := [name for name in blocks if outputs[name] is logits]:
+        raise ConfigError(
+            f"The block {last[0]!r} is the classifier, whose output are the logits; name the "
+            "stages before it."
+        )
     classifier, features = _who_gave(logits, linear)
     return Seen(logits, {name: outputs[name] for name in blocks}, classifier, features)
 
