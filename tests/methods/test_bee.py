@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import bombus
 from bombus.cli import main
@@ -322,6 +323,34 @@ def test_a_cached_warm_up_is_taken_for_the_same_source_only(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         Bee(model, config, source=source)
     assert len(made) == 4
+
+
+def test_a_loader_that_shuffles_finds_its_warm_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counting(*args: Any) -> None:
+        made.append(1)
+        train(*args)
+
+    monkeypatch.setattr("bombus.methods._warmup.train", counting)
+    images, model = torch.cat(noise_batches(4)), make_tiny("batchnorm")
+    config = Bee.Config(seed=45)  # a seed nobody has cached
+    labels = torch.zeros(len(images))
+
+    def prepare(x: Tensor, batch_size: int = 8, shuffle: bool = True) -> Bee:
+        loader = DataLoader(TensorDataset(x, labels[: len(x)]), batch_size, shuffle)
+        return Bee(model, config, source=loader)
+
+    bees = [prepare(images) for _ in range(3)]
+    assert len(made) == 1
+    assert len({tree_hash(bee.state_dict()) for bee in bees}) == 1
+    other = images.clone()
+    other[-1] = 0.5
+    for changed in (lambda: prepare(other), lambda: prepare(images[:-8])):
+        changed()
+    prepare(images, batch_size=16)
+    prepare(images, shuffle=False)
+    assert len(made) == 5
 
 
 def test_a_warm_up_with_the_teacher_as_plain_target_is_less_sure() -> None:

@@ -14,11 +14,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
 
 from bombus.data.augment import VIEWS
 from bombus.data.fetch import cache_folder
@@ -118,7 +119,7 @@ def _cache(bee: Bee, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_warmup(bee, file)
-        # A loader that shuffles makes another one at every call; they must not fill the disk.
+        # A source in a new order makes another one at every call; they must not fill the disk.
         kept = sorted(file.parent.glob("*.safetensors"), key=_last_used)
         for old in kept[:-KEPT]:
             old.unlink(missing_ok=True)
@@ -236,10 +237,9 @@ def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tens
 def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
     """Of everything that decides a warm-up: the network, the settings, the source images.
 
-    Of these only the first batch and how many there are: to read all would take as long as to learn
-    from them.
+    Of these only some and how many there are: to read all would take as long as to learn from them.
     """
-    device = first.device.type
+    device, some = first.device.type, _telling(first, source)
     facts = {
         **deciding_settings(bee),
         "batches": len(source) if isinstance(source, Sized) else None,
@@ -250,5 +250,22 @@ def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
     digest = hashlib.sha256(bee.source_sha256.encode())
     digest.update(json.dumps(facts, sort_keys=True).encode())
     # As bytes: numpy knows no bfloat16.
-    digest.update(first.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    digest.update(some.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def _telling(first: Tensor, source: Source) -> Tensor:
+    """Images that tell one source from another: the first batch of it.
+
+    Where a loader shuffles that is another one at every call, so there it is as many images as
+    that batch has, from all over the data set.
+    """
+    loader = source.source if isinstance(source, GatedSource) else None
+    if not isinstance(loader, DataLoader) or type(loader.sampler) is not RandomSampler:
+        return first
+    images: Any = loader.dataset
+    places = torch.linspace(0, len(images) - 1, len(first), dtype=torch.float64).long().tolist()
+    with torch.random.fork_rng([]):  # an augmentation may draw
+        batch = loader.collate_fn([images[place] for place in places])
+    told: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return told
