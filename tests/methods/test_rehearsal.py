@@ -146,6 +146,8 @@ def test_a_preparation_without_images_says_so(tmp_path: Path) -> None:
     assert bee(noise_batches(4)[3]).isfinite().all()
     (event,) = [e for e in bee.last.events if e["event"] == "nothing to rehearse"]
     assert "rehearsal_weight=0.5" in event["reason"]
+    with pytest.raises(CheckpointError, match="make it again with `bombus warmup bee-rehearsal`"):
+        bombus.adapt(model, "bee-rehearsal", source=file)
 
 
 @pytest.mark.parametrize("absent", ["images", "labels", "like"])

@@ -129,11 +129,11 @@ def load_warmup(bee: Bee, path: Path) -> None:
     except (LookupError, RuntimeError):
         raise _not_whole(path) from None
     if bee.config.rehearsal_weight and not len(bee.rehearsal):
-        bee.event(
-            "nothing to rehearse",
-            reason=f"{path} was made without source images to rehearse; make it again with "
-            f"rehearsal_weight={bee.config.rehearsal_weight:g}, or give source images",
-        )
+        without = f"{path} was made without source images to rehearse; make it again with"
+        if not bee.source_optional:
+            raise CheckpointError(f"{without} `bombus warmup {bee.name}`, or give source images.")
+        weight = f"rehearsal_weight={bee.config.rehearsal_weight:g}"
+        bee.event("nothing to rehearse", reason=f"{without} {weight}, or give source images")
     bee.source_bytes = header["source_bytes"]
     _fill(bee, tensors)
 
