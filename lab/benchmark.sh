@@ -1,7 +1,7 @@
 #!/bin/sh
 # The table of README.md's "Real benchmark", from the network's file alone: CIFAR-10 is fetched, CIFAR10-C
 # made, every method of the paper's table run with three seeds, and the table printed with its costs.
-# About an hour and a half on an H200; called again, it goes on where it stopped.
+# About an hour and a half on an H200 (reckoned); called again, it goes on where it stopped.
 #
 #   sh lab/benchmark.sh WEIGHTS...
 #

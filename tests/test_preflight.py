@@ -509,6 +509,16 @@ def test_doctor_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_doctor_tells_of_steps_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["doctor", "--model", "--method", "cotta"]
+    main(call)
+    assert "suits this network" in capsys.readouterr().out
+    main([*call, "--set", "lr=0.1"])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warn  at lr=0.1 one step of Adam")
+    assert "try lr=" in line
+
+
 def test_legacy_vida(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,8 @@ def test_what_is_kept_takes_no_more_memory_than_was_said(
     save_warmup(rehearsing(), file)
     config = Bee.Config(rehearsal_weight=1, rehearsal_mb=10e-3)
     assert len(Bee(make_tiny("batchnorm"), config, source=file).rehearsal) == 3
+    # What was prepared with less room is not taken from the cache where there is more.
+    assert len(rehearsing(rehearsal_mb=20e-3).rehearsal) == 6
 
 
 def test_a_saved_adapter_rehearses_on(tmp_path: Path) -> None:

@@ -181,6 +181,6 @@ def deciding_settings(bee: Bee) -> dict[str, Any]:
     asked = {**asdict(bee.config), **resolved}
     kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
     if bee.config.rehearsal_weight:  # else no image is kept
-        kept["rehearsal_images"] = bee.config.rehearsal_images
+        kept |= {name: asked[name] for name in ("rehearsal_images", "rehearsal_mb")}
     settings: dict[str, Any] = json.loads(json.dumps(kept))
     return settings

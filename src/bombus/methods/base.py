@@ -43,7 +43,7 @@ Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares tha
 
 @dataclass(frozen=True)
 class Report:
-    """What happened in the last call of an adapter."""
+    """What happened in the last call of an adapter; before the first one, while it was built."""
 
     samples: int = 0
     rejected: dict[int, str] = field(default_factory=dict)  # position in the batch -> why
@@ -113,6 +113,7 @@ class Adapter(ABC):
                 if found := long_steps(self.model, getattr(self, "optimizer", None)):
                     self.event("long steps", **found)
                 self._early_events = self._events
+                self.last = Report(events=tuple(self._events))
                 self._cautions.of_events(self._events)
                 self._fresh = _state.clone(self.state_dict())
             else:
