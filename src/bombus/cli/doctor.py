@@ -39,7 +39,8 @@ def doctor(
     With --model, check instead whether a method will do a network justice, without running it: is
     the input normalised as the weights expect (asked of the first 32 images, if they are there),
     has it the layers that the method adapts, are the batches large enough, do the settings suit
-    the number of classes, is the learning rate too long for these weights? The other options belong to it, and name things as `bombus run` does.
+    the number of classes, is the learning rate too long for these weights? The other options
+    belong to it, and name things as `bombus run` does.
     `bombus run` makes the same check when it starts.
 
     Each line begins with ok, note (good to know), warn (the result would mislead) or bad (it
