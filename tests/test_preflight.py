@@ -360,7 +360,7 @@ def test_images_that_cannot_be_used() -> None:
     assert "None of the 8" in sentence(examine(model, "tent", x=x * math.nan), "bad")
     talkative = make_tiny("groupnorm")
     talkative.register_forward_hook(lambda module, given, logits: (logits, given))
-    assert "answers with a tuple" in sentence(examine(talkative, "tent", x=x), "bad")
+    assert "answered 8 images with a tuple of 2" in sentence(examine(talkative, "tent", x=x), "bad")
     with torch.no_grad():
         next(model.parameters()).fill_(math.inf)
     assert "NaN or infinity" in sentence(examine(model, "tent", x=x), "bad")

@@ -27,13 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bombus.backbones.blocks import Backbone
+from bombus.backbones.blocks import Backbone, logits_of
 from bombus.backbones.input import CIFAR, HALF, IMAGENET, Input
 from bombus.backbones.resnet import ResNet
 from bombus.backbones.resnext import ResNeXt29
 from bombus.backbones.vit import VisionTransformer
 from bombus.backbones.wide_resnet import WideResNet
-from bombus.errors import InputError
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods._norm import batch_norms
@@ -127,13 +126,7 @@ def measure(model: nn.Module, x: Tensor, way: Input) -> Fit:
         with torch.no_grad():
             for part in torch.split(entering(x, way, applied_by(model)), AT_ONCE):
                 moments.begin()
-                output = model(part)
-                if not isinstance(output, Tensor) or output.ndim != 2:
-                    raise InputError(
-                        f"{type(model).__name__} answers with a {type(output).__name__} that is "
-                        "not one row of logits an image; wrap it so that it returns them alone."
-                    )
-                answers.append(at_least_single(output))
+                answers.append(at_least_single(logits_of(model(part), model, len(part))))
     finally:
         for hook in hooks:
             hook.remove()

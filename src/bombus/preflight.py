@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from bombus import gate
 from bombus.backbones.blocks import Backbone
 from bombus.backbones.input import Input
-from bombus.errors import InputError
+from bombus.errors import ConfigError, InputError
 from bombus.finding import Finding
 from bombus.methods import find_method
 from bombus.methods._norm import batch_norms
@@ -74,7 +74,7 @@ def examine(
         try:
             images = _usable(model, x, input)
             fit = measure(asked, images, applied_by(model))
-        except InputError as error:
+        except (ConfigError, InputError) as error:
             return [*findings, Finding("bad", str(error))]
         if not math.isfinite(fit.information):
             return [*findings, _not_finite(model)]

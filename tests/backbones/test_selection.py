@@ -272,7 +272,7 @@ def test_faults() -> None:
         score_blocks(bare, source(), blocks=["0.layer1"])
     with torch.no_grad():
         model.layer1[0].skip.weight[0] = float("nan")
-    with pytest.raises(ConfigError, match="not finite on the source images"):
+    with pytest.raises(DataError, match="none of the source images finite features"):
         score_blocks(model, source())
 
 

@@ -118,6 +118,50 @@ def test_memory_is_taken_once() -> None:
         assert queue._ring is ring
 
 
+def test_a_limit_in_megabytes_is_kept_in_bytes_and_in_floats() -> None:
+    image = 3 * 4 * 4
+    queue = SampleQueue(20, megabytes=12 * image / 1e6)
+    assert queue.cut_short is None
+    queue.push(eight_bit(8))
+    queue.push(eight_bit(8, 1))
+    assert len(queue) == 12
+    assert queue.cut_short is not None
+    assert queue.cut_short.startswith("12 recent images are kept where 20 were asked for")
+    floats = eight_bit(2, 2) * 0.7
+    queue.push(floats)  # four times as large, so three of them: the newest
+    assert torch.equal(stored(queue), torch.cat([eight_bit(8, 1)[-1:], floats]))
+    other = SampleQueue(20, megabytes=12 * image / 1e6)
+    other.load_state_dict(queue.state_dict())
+    assert (other.capacity, other.cut_short) == (3, queue.cut_short)
+    queue.push(eight_bit(3, side=2))  # smaller ones: all twenty find room
+    assert (queue.capacity, queue.cut_short) == (20, None)
+    tight = SampleQueue(20, megabytes=0)
+    tight.push(eight_bit(8))
+    assert len(tight) == 2, "of one image alone little is learnt"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.integers(1, 9),
+    pushes=st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=8),
+)
+def test_the_newest_may_be_forgotten(capacity: int, pushes: list[tuple[int, bool]]) -> None:
+    queue = SampleQueue(capacity)
+    kept: list[int] = []
+    next_number = 0
+    for size, forgotten in pushes:
+        new = list(range(next_number, next_number + size))
+        next_number += size
+        queue.push(numbered(*(n % 256 for n in new)))
+        kept = (kept + new)[-capacity:]
+        if forgotten:
+            queue.forget(size)
+            kept = kept[:-size]
+        assert len(queue) == len(kept)
+        if pushes:
+            assert numbers(stored(queue).float() / 255) == kept
+
+
 def test_pushing_copies() -> None:
     x = torch.rand(3, 1, 2, 2, generator=generator()).requires_grad_()
     before = x.detach().clone()

@@ -191,6 +191,11 @@ def test_relations_are_compared_over_the_classes_of_both() -> None:
     torch.testing.assert_close(relation_loss(now, source), relation_loss(*small))
     nobody = class_relations(means[0], torch.zeros(4).bool())
     assert float(relation_loss(nobody, source)) == 0
+    moving = means[0].clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(
+        relation_loss(class_relations(moving, torch.zeros(4).bool()), source), moving
+    )
+    assert torch.equal(gradient, torch.zeros(4, 6))
 
 
 def test_one_class_only_has_no_relation_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:

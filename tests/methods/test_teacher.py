@@ -205,6 +205,17 @@ def test_no_images_wanted_and_no_images_there() -> None:
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    bad = torch.full((4, 3, 5, 5), float("nan"), dtype=torch.float64)
-    model, _, _ = warmed([bad])
-    assert_same(parameters_of(Small()), model, 0)
+    bad, good = torch.full((4, 3, 5, 5), float("nan"), dtype=torch.float64), images(4, seed=0)
+    model, teacher, _ = warmed([bad, good, bad])
+    mine = parameters_of(Small())
+    followed = dict(mine)
+    descent = Descent("adam", 0.02 * 2 / 3)
+    warm_up_by_hand(mine, followed, [good], descent, 0.8)
+    assert_same(mine, model)
+    for name, p in mine.items():  # the teacher goes on towards the student
+        followed[name] = 0.8 * followed[name] + 0.2 * p
+    assert_same(followed, teacher.model)
+    with pytest.raises(DataError, match="Nothing could be learnt from the source images"):
+        warmed([bad])
+    with pytest.raises(DataError, match="Nothing could be learnt from the source images"):
+        warmed([images(1, seed=0)])

@@ -22,7 +22,8 @@ def class_prototypes(
 ) -> tuple[Tensor, Tensor]:
     """Means (C, D) and sizes (C,) in float64 on the CPU; a class that does not occur has mean 0.
 
-    The model is called as it stands: put its BatchNorm into the mode the method wants first.
+    Images whose features are not finite are left out, of means and sizes. The model is called as
+    it stands: put its BatchNorm into the mode the method wants first.
     `count` is called after each batch.
     """
     sums = sizes = torch.empty(0, dtype=torch.float64)
@@ -34,12 +35,23 @@ def class_prototypes(
             sizes = torch.zeros(classes, dtype=torch.float64)
         require_labels(y, len(x), len(sizes))
         # On the CPU, in float64: the same sum every time, whatever device and precision.
-        sums.index_add_(0, y.cpu(), features.cpu().double())
-        sizes += y.cpu().bincount(minlength=len(sizes))
+        features, y = features.cpu().double(), y.cpu()
+        finite = features.isfinite().all(1)  # one image that is not would spoil its class's mean
+        sums.index_add_(0, y[finite], features[finite])
+        sizes += y[finite].bincount(minlength=len(sizes))
         count()
     if not len(sizes):
         raise DataError("There are no source batches to make class prototypes of.")
     return sums / sizes.clamp_min(1)[:, None], sizes
+
+
+def require_prototypes(sizes: Tensor) -> None:
+    """At least one image, of any class, with finite features."""
+    if not sizes.any():
+        raise DataError(
+            "The network gives none of the source images finite features, of which class "
+            "prototypes are made; check its weights and how the images are normalised."
+        )
 
 
 def require_labels(y: Tensor, images: int, classes: int) -> None:

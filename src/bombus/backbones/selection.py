@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bombus.backbones.blocks import block_parameters, find_blocks, members_of
-from bombus.backbones.prototypes import class_prototypes
+from bombus.backbones.prototypes import class_prototypes, require_prototypes
 from bombus.backbones.stages import is_stage
 from bombus.errors import ConfigError
 from bombus.losses.entropy import softmax_entropy
@@ -130,21 +130,17 @@ def score_blocks(
     with torch.inference_mode(False), torch.enable_grad():
         fresh = deepcopy(model).eval().requires_grad_(False)
         use_batch_statistics(fresh)
-        before = _prototypes(fresh, open_source, count)
-        if not before.isfinite().all():
-            raise ConfigError(
-                f"{type(model).__name__} gives features that are not finite on the source images; "
-                "check its weights and the images' range, [0, 1]."
-            )
+        before, sizes = class_prototypes(fresh, _batches(fresh, open_source), count)
+        require_prototypes(sizes)
         a_pass = done
         total = a_pass * (1 + 2 * len(names))
         for number, name in enumerate(names):
             trained = deepcopy(fresh)
             similarity = None
             if _train_block(trained, name, open_source, count, lr=lr, noise=noise, seed=seed):
-                after = _prototypes(trained, open_source, count)
-                if after.isfinite().all():
-                    similarity = _cosine(before, after)
+                after, left = class_prototypes(trained, _batches(trained, open_source), count)
+                if torch.equal(left, sizes):  # else it has features that are no longer finite
+                    similarity = _cosine(before[sizes > 0], after[sizes > 0])
             similarities.append(similarity)
             done = a_pass * (3 + 2 * number)  # a block that diverged ended early
     return _scale(names, similarities)
@@ -187,14 +183,6 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
     output = model(x)
     logits: Tensor = getattr(output, "logits", output)
     return logits
-
-
-def _prototypes(
-    model: nn.Module, open_source: Callable[[], Batches], count: Callable[[], None]
-) -> Tensor:
-    """(C', D): the mean feature of each of the C' <= C classes that occur."""
-    means, sizes = class_prototypes(model, _batches(model, open_source), count)
-    return means[sizes > 0]
 
 
 def _train_block(

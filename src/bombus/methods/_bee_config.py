@@ -95,8 +95,8 @@ class BeeConfig(BaseConfig):
     inner_batch: CountOrZero = 0
     """B; 0: as large as the batch. Not stated."""
     sample_queue: Count = 2000
-    """Recent images kept: ten batches. Not stated; far fewer than a domain's, so that it turns
-    over soon after a shift."""
+    """Recent images kept: ten batches, or as many as a gigabyte holds. Not stated; far fewer than
+    a domain's, so that it turns over soon after a shift."""
     inner_entropy: bool = True
     """Ours: inner steps lower the entropy too, in the same step."""
 

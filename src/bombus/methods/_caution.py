@@ -43,6 +43,13 @@ class Cautions:
             "it; give batches",
         )
 
+    def of_one_class(self) -> None:
+        self._say(
+            "one class",
+            "the network answers each image with one number, of which nothing can be learnt; give "
+            "a logit a class: wrap it to return torch.cat([-z, z], 1) / 2 of its answer z",
+        )
+
     def _say(self, kind: str, text: str) -> None:
         if kind not in self.said:
             self.said.add(kind)

@@ -5,6 +5,7 @@ Shapes: N samples, M codes, D channels of the level.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,20 +32,18 @@ class Codebooks:
         self.student[level] = F.normalize(codes, dim=1)
         self.teacher[level] = self.student[level].clone()
 
-    def targets(
-        self, level: Level, descriptor: Tensor, tau: float, iterations: int, *, remember: int
-    ) -> Tensor:
-        """The teacher's balanced assignments (Eq. 8), (N, M), over the batch and the queue.
-
-        The first `remember` descriptors then enter the queue: those of the current batch, once.
-        """
+    def targets(self, level: Level, descriptor: Tensor, tau: float, iterations: int) -> Tensor:
+        """The teacher's balanced assignments (Eq. 8), (N, M), over the batch and the queue."""
         queue = self.queue.get(level, descriptor[:0])
         scores = torch.cat([descriptor, queue]) @ self.teacher[level].T
-        target = sinkhorn(scores, tau, iterations)[: len(descriptor)]
-        if remember:
-            newest = torch.cat([descriptor[:remember], queue])
+        return sinkhorn(scores, tau, iterations)[: len(descriptor)]
+
+    def remember(self, descriptors: Mapping[Level, Tensor], count: int) -> None:
+        """The first `count` of the teacher's descriptors enter the queues."""
+        for level, descriptor in descriptors.items():
+            queue = self.queue.get(level, descriptor[:0])
+            newest = torch.cat([descriptor[:count], queue])
             self.queue[level] = newest[: self.queue_size].detach()
-        return target
 
     def follow(self, momentum: float) -> None:
         """The teacher's codes move towards the student's, and back onto the sphere."""
@@ -59,6 +58,11 @@ class Codebooks:
         self.student = dict(state["student"])
         self.teacher = dict(state["teacher"])
         self.queue = dict(state["queue"])
+
+
+def usable(descriptors: Tensor) -> Tensor:
+    """Those that are finite: a code that is not would make every target NaN, for good."""
+    return descriptors[descriptors.isfinite().all(1)]
 
 
 def draw_codes(descriptors: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 
 def multilevel_loss(
-    bee: Bee, student: Pass, teacher: Pass, *, remember: int
+    bee: Bee, student: Pass, teacher: Pass, *, reporting: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Eq. 9 over the summed levels, with what to report of each.
-
-    `remember` of the teacher's descriptors, the first ones, enter the feature queue.
-    """
+    """Eq. 9 over the summed levels, with what to report of each where that is asked for."""
     config: BeeConfig = bee.config
     count = len(bee.levels)
     weights = dict(zip(bee.levels, config.level_weights or (1.0,) * count, strict=True))
@@ -37,7 +34,6 @@ def multilevel_loss(
             teacher.descriptors[level],
             taus.get(level, config.tau_teacher[0]),
             config.sinkhorn_iterations,
-            remember=remember,
         )
         codes = bee.codebooks.student[level]
         # A level without weight does not pull on the network, but its codes are learnt.
@@ -47,7 +43,7 @@ def multilevel_loss(
         part = consistency(log_p, bee.passes.swap(target))
         if weight or codes.requires_grad:
             loss = loss + (weight or 1.0) * part
-        if remember:
+        if reporting:
             report[f"mcr_{level}"] = part.detach()
             report[f"teacher_perplexity_{level}"] = perplexity(target)
             report[f"student_perplexity_{level}"] = perplexity(log_p.detach().exp())

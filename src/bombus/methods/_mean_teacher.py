@@ -25,7 +25,8 @@ def require_colour_images(expected: Input, method: str) -> None:
     if expected.channels not in (3, None) or (expected.low, expected.high) != (0, 1):
         raise ConfigError(
             f"{method} augments colours: it takes images of 3 channels in [0, 1], not of "
-            f"{expected.channels} in [{expected.low:g}, {expected.high:g}]."
+            f"{expected.channels} in [{expected.low:g}, {expected.high:g}]; convert them, or "
+            "choose another method (bombus list methods)."
         )
 
 

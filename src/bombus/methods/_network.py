@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from bombus.backbones.blocks import logits_of
 from bombus.errors import BombusError, ConfigError, InputError
@@ -34,14 +35,18 @@ def bare(model: nn.Module) -> nn.Module:
             f"Got {given:.60} as the model, expected a trained classifier, a torch.nn.Module"
             f"{remedy}."
         )
-    original = getattr(model, "_orig_mod", model)
-    network = original if isinstance(original, nn.Module) else model
-    while isinstance(network, nn.DataParallel | DistributedDataParallel):
-        network = network.module
+    network = model
+    while (inner := _inside(network)) is not None:
+        network = inner
     if isinstance(network, torch.jit.ScriptModule):
         raise ConfigError(
             "Got a TorchScript model, which cannot be copied and trained; pass the nn.Module that "
             "it was made from."
+        )
+    if any(map(is_lazy, network.parameters())):
+        raise ConfigError(
+            f"{type(network).__name__} has lazy layers that have not seen an image, expected a "
+            "trained classifier; call it once, and load its weights."
         )
     if next(network.parameters(), None) is None:
         raise ConfigError(
@@ -51,27 +56,50 @@ def bare(model: nn.Module) -> nn.Module:
     return network
 
 
+def _inside(model: nn.Module) -> nn.Module | None:
+    """What a wrapper wraps; None of a network itself."""
+    if isinstance(model, nn.DataParallel | DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    original = getattr(model, "_orig_mod", None)  # torch.compile's
+    return original if isinstance(original, nn.Module) else None
+
+
 def own_copy(network: nn.Module) -> nn.Module:
     """A frozen copy that answers with its logits alone, and so do all copies of it."""
     for name, module in network.named_modules():
         replaced = vars(module).get("forward")
         if replaced is not None and getattr(replaced, "__self__", None) is not module:
+            if _inside(module) is not None or isinstance(module, torch.jit.ScriptModule):
+                raise ConfigError(
+                    f"{name} was compiled by itself, and what is adapted cannot be; give the "
+                    "network before its parts were compiled, and compile nothing."
+                )
             where = f"{name or type(network).__name__}.forward"
             raise ConfigError(
                 f"{where} was replaced by a function, which a copy of the network would share "
                 "with the original; give it as a method (a subclass, or types.MethodType)."
             )
-    copy = deepcopy(network).eval().requires_grad_(False)
+    try:
+        copy = deepcopy(network)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{type(network).__name__} cannot be copied: it keeps tensors of an earlier forward, "
+            "as modules that store their features do, and torch.nn.utils.weight_norm and "
+            "spectral_norm; call it once under torch.no_grad() before, or use those of "
+            "torch.nn.utils.parametrizations."
+        ) from error
+    copy = copy.eval().requires_grad_(False)
     copy.register_forward_hook(_give_logits)
     return copy
 
 
 def try_out(network: nn.Module, x: Tensor) -> None:
-    """One forward of two of the images, or one sentence that says why not; nothing else happens.
+    """One forward of one or two images, or one sentence that says why not; nothing else happens.
 
     BatchNorm keeps its statistics, no generator moves on, and no method is charged with the pass.
     """
-    name, two = type(network).__name__, x[:2].clone()
+    name, two = type(network).__name__, x.clone()
     devices = [x.device] if x.is_cuda else []
     generators, statistics = torch.random.fork_rng(devices), source_statistics(network)
     with torch.no_grad(), generators, statistics, uncounted():
@@ -79,13 +107,13 @@ def try_out(network: nn.Module, x: Tensor) -> None:
             network(two)
         except (BombusError, torch.OutOfMemoryError):
             raise
-        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
                 f"{name} does not take images of shape {tuple(x.shape[1:])} ({reason}); give "
                 "images as in its training."
             ) from error
-    if not torch.equal(two, x[:2]):
+    if not torch.equal(two, x):
         raise ConfigError(
             f"{name} changes its input in place, which would change your images, and again in "
             "every pass; write x = (x - mean) / std where it has x.sub_(mean).div_(std)."

@@ -118,14 +118,18 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> bool:
     return apply_gradients(gradients, parameters, optimizer)
 
 
+def are_finite(gradients: Iterable[Tensor | None]) -> bool:
+    present = [gradient for gradient in gradients if gradient is not None]
+    return bool(torch.isfinite(torch.nn.utils.get_total_norm(present)))
+
+
 def apply_gradients(
     gradients: Sequence[Tensor | None],
     parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> bool:
     """One step with gradients at hand; False, and no change, where one of them is not finite."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    if not bool(torch.isfinite(torch.nn.utils.get_total_norm(present))):
+    if not are_finite(gradients):
         return False
     for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bombus.backbones.blocks import look
+from bombus.backbones.blocks import last_module, look
 from bombus.data.augment import flip
+from bombus.errors import ConfigError
 from bombus.losses.multilevel import Tokens, describe
 
 
@@ -40,16 +41,32 @@ class Passes:
         self.views_count = 2 if mirrored else 1
         self.read_classifier = read_classifier
         self.tokens = tokens
+        parts = {j: last_module(model, name) for j, name in enumerate(blocks, start=1)}
+        self._widths = {
+            j: {len(p) for p in part.parameters() if p.ndim == 1} for j, part in parts.items()
+        }
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
         seen = look(self.model, x, self.blocks, parameters)
         outputs = {j: seen.blocks[self.blocks[j - 1]] for j in self.levels}
-        descriptors = {j: describe(h, self.tokens) for j, h in outputs.items()}
+        descriptors = {j: self._describe(j, h, len(x)) for j, h in outputs.items()}
         last = len(self.blocks)
         if last in self.levels and self.read_classifier and seen.features is not None:
             # What the classifier reads is the last level's finest descriptor.
             descriptors[last] = describe(seen.features)
         return Pass(seen.logits, descriptors)
+
+    def _describe(self, level: int, h: Tensor, images: int) -> Tensor:
+        if len(h) != images:
+            raise ConfigError(
+                f"The block {self.blocks[level - 1]!r} gave {tuple(h.shape)} for {images} images, "
+                "expected the images first; build the network with batch_first=True, or name "
+                "other blocks."
+            )
+        widths = self._widths[level]
+        if h.dim() == 4 and h.shape[3] in widths and h.shape[1] not in widths:
+            h = h.permute(0, 3, 1, 2)  # as Swin has them, (N, H, W, C)
+        return describe(h, self.tokens)
 
     def views(self, x: Tensor) -> Tensor:
         return torch.cat([x, flip(x)]) if self.views_count == 2 else x

@@ -34,7 +34,9 @@ def keeping(bee: Bee, batches: Iterable[Tensor], trained: Mapping[str, Tensor]) 
     given = {name: value.detach().clone() for name, value in trained.items()}
     for x in batches:
         if len(bee.rehearsal) < bee.rehearsal.capacity and bee.rehearsal.fits(x):
-            bee.rehearsal.append(x, _labels(bee, x, given))
+            logits = _answers(bee, x, given)
+            known = logits.isfinite().all(1)
+            bee.rehearsal.append(x[known], logits[known].argmax(1))
         yield x
 
 
@@ -49,6 +51,6 @@ def with_rehearsal(bee: Bee, gradients: Gradients, count: int) -> Gradients:
     return sum_gradients(gradients, own)
 
 
-def _labels(bee: Bee, x: Tensor, given: dict[str, Tensor]) -> Tensor:
+def _answers(bee: Bee, x: Tensor, given: dict[str, Tensor]) -> Tensor:
     with torch.no_grad(), source_statistics(bee.model):
-        return bee.passes.mean(bee.passes(bee.passes.views(x), given).logits).argmax(1)
+        return bee.passes.mean(bee.passes(bee.passes.views(x), given).logits)

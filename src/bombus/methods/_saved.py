@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from bombus import checkpoint
+from bombus import checkpoint, gate
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.errors import CheckpointError, ConfigError
@@ -32,6 +32,7 @@ def write(
         "source_sha256": adapter.source_sha256,
         "source_bytes": adapter.source_bytes,
         "input": adapter.input.to_dict(),
+        "model_input": gate.input_of(adapter.model).to_dict(),
     }
     if taken := meta.keys() & notes.keys():
         raise ConfigError(
@@ -56,6 +57,13 @@ def read(kind: type[A], folder: Path, model: nn.Module, input: Input | None) -> 
             f"The checkpoint {folder} was made from other weights (sha256 "
             f"{meta['source_sha256'][:12]}, this model has {state_sha256(model)[:12]}); "
             "give the source model it was adapted from."
+        )
+    said, says = meta.get("model_input"), gate.input_of(model).to_dict()
+    if said is not None and _state.as_config(said) != says:
+        changed = [name for name in says if _state.as_config(said)[name] != says[name]]
+        raise CheckpointError(
+            f"The checkpoint {folder} was made from a model whose input says otherwise: "
+            f"{', '.join(f'{n} was {said[n]}, is {says[n]}' for n in changed)}; give it as it was."
         )
     try:
         config = kind.Config(**_state.as_config(meta["config"]))

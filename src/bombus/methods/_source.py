@@ -6,7 +6,8 @@ images are set aside with their labels, as in the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,11 +28,19 @@ class GatedSource:
     What the longest pass took is known: the bytes read, at one a value, and the images set aside.
     """
 
-    def __init__(self, source: Source, expected: Input, dtype: torch.dtype, labelled: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        expected: Input,
+        like: Tensor,
+        labelled: bool,
+        try_out: Callable[[Tensor], None],
+    ) -> None:
         self.source = source
         self.expected = expected
-        self.dtype = dtype
+        self.dtype = like.dtype
         self.labelled = labelled
+        self.try_out = try_out
         self.bytes = 0
         self.rejected: list[str] = []  # why, one an image
 
@@ -49,6 +58,8 @@ class GatedSource:
             self.rejected = max(self.rejected, rejected, key=len)
             if passed.kept:
                 clean = gate.clean(images, passed)
+                with _of_batch(number):
+                    self.try_out(clean)
                 yield clean if labels is None else (clean, gate.clean(labels, passed))
         if rejected and not kept:
             raise DataError(
@@ -59,10 +70,8 @@ class GatedSource:
     def _check(self, images: Tensor, number: int) -> gate.Gated:
         # Where the images lie: those in the computer's memory make no GPU wait.
         like = torch.empty(0, dtype=self.dtype, device=images.device)
-        try:
+        with _of_batch(number):
             return gate.check(images, self.expected, like=like)
-        except InputError as error:
-            raise InputError(f"In batch {number} of the source: {error}") from None
 
 
 class SizedGatedSource(GatedSource):
@@ -71,7 +80,22 @@ class SizedGatedSource(GatedSource):
         return len(self.source)
 
 
-def gated_source(source: Source, expected: Input, *, like: Tensor, labelled: bool) -> GatedSource:
+@contextmanager
+def _of_batch(number: int) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"In batch {number} of the source: {error}") from None
+
+
+def gated_source(
+    source: Source,
+    expected: Input,
+    *,
+    like: Tensor,
+    labelled: bool,
+    try_out: Callable[[Tensor], None],
+) -> GatedSource:
     """With a length where the source has one: such a source can be read again."""
     if isinstance(source, Tensor) or not (
         hasattr(source, "__iter__") or hasattr(source, "__getitem__")
@@ -81,7 +105,7 @@ def gated_source(source: Source, expected: Input, *, like: Tensor, labelled: boo
             "a data loader, or a list such as [x]."
         )
     kind = SizedGatedSource if _has_length(source) else GatedSource
-    return kind(source, expected, like.dtype, labelled)
+    return kind(source, expected, like, labelled, try_out)
 
 
 def image_batches(source: Source, device: torch.device) -> Iterator[Tensor]:

@@ -18,7 +18,9 @@ def pack(value: Any) -> Any:
     """
     if isinstance(value, nn.Module):
         changing = {k: p.detach() for k, p in value.named_parameters() if p.requires_grad}
-        return {**changing, **dict(value.named_buffers())}
+        # In a state dict of its own are all but the buffers that are made anew when needed.
+        kept = value.state_dict(keep_vars=True)
+        return {**changing, **{k: b for k, b in value.named_buffers() if k in kept}}
     if isinstance(value, torch.Generator):
         return value.get_state()
     if hasattr(value, "state_dict"):
@@ -37,6 +39,17 @@ def unpack(packed: Any, target: Any, name: str) -> Any:
     if hasattr(target, "load_state_dict"):
         target.load_state_dict(packed)
         return target
+    return laid_out(packed, target)
+
+
+def laid_out(packed: Any, like: Any) -> Any:
+    """The same tree, its tensors in memory as those of `like`: files know of no channels_last,
+    and a convolution's last bits depend on it."""
+    if isinstance(packed, Tensor) and isinstance(like, Tensor):
+        if packed.shape == like.shape and packed.stride() != like.stride():
+            return torch.empty_like(like, dtype=packed.dtype, device=packed.device).copy_(packed)
+    elif isinstance(packed, dict) and isinstance(like, dict):
+        return {key: laid_out(value, like.get(key)) for key, value in packed.items()}
     return packed
 
 

@@ -85,6 +85,7 @@ def warm_up(
     climb = ramp(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     alone_is_too_few = bool(batch_norms(student))
+    learnt = False
     stream = itertools.islice(itertools.chain([first], batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
         climb(step, total)
@@ -92,6 +93,12 @@ def warm_up(
             continue
         loss = symmetric_cross_entropy(student(x), teacher(x)).mean()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        apply_gradients(gradients, parameters, optimizer)
+        learnt |= apply_gradients(gradients, parameters, optimizer)
         teacher.follow(student, momentum)
+    if not learnt:
+        raise DataError(
+            "Nothing could be learnt from the source images: every batch is of one image, which "
+            "has no batch statistics, or is answered with numbers that are not finite; give "
+            "batches of two or more, normalised as in training."
+        )
     climb(1, 1)

@@ -26,9 +26,9 @@ from bombus.data.fetch import cache_folder
 from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
-from bombus.methods._codebooks import draw_codes, random_codes
+from bombus.methods._codebooks import draw_codes, random_codes, usable
 from bombus.methods._consistency import multilevel_loss
-from bombus.methods._optim import make_optimizer, ramp
+from bombus.methods._optim import are_finite, make_optimizer, ramp
 from bombus.methods._progress import with_progress
 from bombus.methods._rehearsal import keeping
 from bombus.methods._source import GatedSource, image_batches
@@ -36,6 +36,7 @@ from bombus.methods._warmup_file import (
     deciding_settings,
     load_warmup,
     save_warmup,
+    source_answers,
     trained_parameters,
 )
 
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 TOO_MANY_DIFFER = 0.35
 ENOUGH_TO_TELL = 32
 KEPT = 16  # warm-ups in the cache
+NO_FINITE_ANSWER = (
+    "The network answers none of the source images with finite numbers, so that nothing can be "
+    "learnt from them; check its weights and how the images are normalised."
+)
 
 
 def shallow_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
@@ -76,6 +81,7 @@ def warm_up(bee: Bee, source: Source) -> None:
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
     if _read_cached(bee, cached):
         return
+    bee.source_answers = source_answers(bee, first.shape[1:])
     a_round = total = math.ceil(bee.config.warmup_images / len(first))
     if isinstance(source, Sized):
         a_round = min(a_round, len(source))
@@ -173,14 +179,18 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     code = torch.optim.Adam(codes, lr=config.warmup_code_lr)
     climb = ramp(body, code)
     stream = itertools.islice(itertools.chain(opening, batches), total)
+    step = dropped = 0
     for step, x in enumerate(with_progress(stream, total), start=1):
         climb(step, total)
         views = bee.passes.views(x)
         teacher = bee.teach(views)
         student = bee.passes(bee.view(VIEWS[config.warmup_view], views))
-        loss, _ = multilevel_loss(bee, student, teacher, remember=len(x))
+        loss, _ = multilevel_loss(bee, student, teacher)
         agree = disagreement(student.logits, teacher.logits, config.warmup_loss)
         gradients = torch.autograd.grad(loss + agree, [*parameters, *codes], materialize_grads=True)
+        if not are_finite(gradients):
+            dropped += 1
+            continue
         for leaf, gradient in zip([*parameters, *codes], gradients, strict=True):
             leaf.grad = gradient
         body.step()
@@ -190,6 +200,8 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
                 c.copy_(F.normalize(c, dim=1))
         bee.follow()
         bee.codebooks.follow(config.momentum)
+        bee.codebooks.remember(teacher.descriptors, len(x))
+    _tell_of_dropped(bee, dropped, step)
     bee.passes.levels = bee.levels
     for p in parameters:
         p.grad = None
@@ -204,6 +216,19 @@ def train(bee: Bee, batches: Iterable[Tensor], a_round: int, total: int) -> None
     for p in bee.deep.parameters.values():
         p.requires_grad_(False)
     bee.deep.changed = bool(bee.deep.parameters)
+
+
+def _tell_of_dropped(bee: Bee, dropped: int, steps: int) -> None:
+    """Steps that were not made: the images are finite, the network's answers are not."""
+    if dropped == steps:
+        raise DataError(NO_FINITE_ANSWER)
+    if dropped:
+        bee.event(
+            "preparation steps dropped",
+            steps=dropped,
+            reason=f"{dropped} of {steps} steps had gradients that are not finite; look which "
+            "source images the network answers with NaN",
+        )
 
 
 def disagreement(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
@@ -222,9 +247,11 @@ def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
             break
         opening.append(x)
         for level, descriptor in bee.teach(x).descriptors.items():
-            seen[level].append(descriptor)
+            seen[level].append(usable(descriptor))
     for level in bee.passes.levels:
         descriptors = torch.cat(seen[level])
+        if not len(descriptors):
+            raise DataError(NO_FINITE_ANSWER)
         make = draw_codes if bee.config.code_start == "descriptors" else _random
         bee.codebooks.start(level, make(descriptors, bee.config.codes, bee.generator))
     return opening

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from bombus import checkpoint
 from bombus.errors import CheckpointError
+from bombus.methods._norm import source_statistics
 
 if TYPE_CHECKING:
     from bombus.methods.bee import Bee
@@ -23,8 +25,10 @@ HEADER = "bombus.warmup"
 CODES = "student codes"
 WEIGHTS, TEACHER = "weights", "teacher weights"  # the second where it has values of its own
 IMAGES = "rehearsal"  # where they are kept
+ROUNDING = 0.1  # of the largest logit: bfloat16's on a WRN-28-10 is a tenth of this
 # What an artefact must share with the adapter that reads it.
 STRUCTURE = ("last_descriptor", "tokens", "codes")
+PLACE = ("blocks", "input")  # and these, but files of earlier versions do not say them
 # What else decides how a warm-up comes out: recorded with it, and part of its name in the cache.
 DECISIVE = (
     "levels", "trained", "level_weights", "code_start", "tau_student", "tau_teacher",
@@ -47,6 +51,7 @@ def save_warmup(bee: Bee, path: Path) -> None:
     header = {
         "source_sha256": bee.source_sha256,
         "source_bytes": bee.source_bytes,
+        "source_answers": bee.source_answers,
         "config": deciding_settings(bee),
     }
     data = format_tensors(
@@ -64,7 +69,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
             names = reader.keys()
             tensors = {name: reader.get_tensor(name) for name in names}
         facts = {name: header[name] for name in ("source_sha256", "source_bytes")}
-        facts["config"] = {name: header["config"][name] for name in (*STRUCTURE, "trained")}
+        made = header["config"]
+        facts["config"] = {name: made[name] for name in (*STRUCTURE, "trained")}
+        facts["config"] |= {name: made[name] for name in PLACE if name in made}
+        facts["source_answers"] = header.get("source_answers")  # not in earlier versions
         coded = {int(name.partition("/")[2]) for name in tensors if name.startswith(CODES)}
     except FileNotFoundError:
         raise CheckpointError(
@@ -101,12 +109,17 @@ def load_warmup(bee: Bee, path: Path) -> None:
             f"this model has {bee.source_sha256[:12]}); make one for this model."
         )
     mine = deciding_settings(bee)
-    for name in STRUCTURE:
-        if header["config"][name] != mine[name]:
+    for name in (*STRUCTURE, *PLACE):
+        if header["config"].get(name, mine[name]) != mine[name]:
             raise CheckpointError(
                 f"The warm-up {path} was made with {name}={header['config'][name]}, this adapter "
                 f"has {mine[name]}; make one with the same settings."
             )
+    if not answers_as(bee, header["source_answers"]):
+        raise CheckpointError(
+            f"The warm-up {path} was made when this network answered otherwise: the same weights, "
+            "but another normalisation or another forward; make one for it as it is now."
+        )
     if absent := sorted(set(bee.levels) - coded):
         raise CheckpointError(
             f"The warm-up {path} has codes for levels {sorted(coded)}, not for level {absent[0]}; "
@@ -135,6 +148,7 @@ def load_warmup(bee: Bee, path: Path) -> None:
         weight = f"rehearsal_weight={bee.config.rehearsal_weight:g}"
         bee.event("nothing to rehearse", reason=f"{without} {weight}, or give source images")
     bee.source_bytes = header["source_bytes"]
+    bee.source_answers = header["source_answers"]
     _fill(bee, tensors)
 
 
@@ -170,6 +184,30 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
     bee.deep.changed = bool(bee.deep.parameters)
 
 
+def source_answers(bee: Bee, shape: Sequence[int]) -> dict[str, Any]:
+    """What the network, not yet prepared, makes of four drawn images: more than its weights say."""
+    drawn = torch.rand((4, *shape), generator=torch.Generator().manual_seed(0))
+    images = bee.input.low + (bee.input.high - bee.input.low) * drawn
+    with source_statistics(bee.model):
+        logits = bee.teach(images.to(bee.parameters[0])).logits
+    return {"shape": list(shape), "logits": checkpoint.finite(logits.float().tolist())}
+
+
+def answers_as(bee: Bee, known: Mapping[str, Any] | None) -> bool:
+    """Whether the network answers as it did then, but for another precision's rounding."""
+    if known is None:
+        return True
+    then, now = (
+        torch.tensor(given["logits"], dtype=torch.float64).nan_to_num()
+        if all(None not in row for row in given["logits"])
+        else torch.zeros(1)
+        for given in (known, source_answers(bee, known["shape"]))
+    )
+    if then.shape != now.shape:
+        return False
+    return bool((then - now).abs().max() <= ROUNDING * then.abs().max())
+
+
 def trained_parameters(bee: Bee) -> dict[str, torch.nn.Parameter]:
     """What a warm-up trains: the blocks that adapt, and the others where they are prepared."""
     return {**bee.adapted, **bee.deep.parameters}
@@ -177,9 +215,14 @@ def trained_parameters(bee: Bee) -> dict[str, torch.nn.Parameter]:
 
 def deciding_settings(bee: Bee) -> dict[str, Any]:
     """What decides a warm-up, as JSON would give it back, with what "default" came to mean."""
-    resolved = {"levels": bee.levels, "trained": sorted(trained_parameters(bee))}
+    resolved = {
+        "levels": bee.levels,
+        "trained": sorted(trained_parameters(bee)),
+        "blocks": bee.blocks,
+        "input": bee.input.to_dict(),
+    }
     asked = {**asdict(bee.config), **resolved}
-    kept = {name: asked[name] for name in (*STRUCTURE, *DECISIVE)}
+    kept = {name: asked[name] for name in (*STRUCTURE, *PLACE, *DECISIVE)}
     if bee.config.rehearsal_weight:  # else no image is kept
         kept |= {name: asked[name] for name in ("rehearsal_images", "rehearsal_mb")}
     settings: dict[str, Any] = json.loads(json.dumps(kept))

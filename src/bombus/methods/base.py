@@ -184,21 +184,18 @@ class Adapter(ABC):
             alone = len(clean) == 1 and self.alone_is_too_few
             answer = self.answer if alone else self.step
             logits = self._checked(answer(clean), len(clean)) if len(clean) else None
-        self._cautions.of_events(self._events)
-        for position, reason in gated.rejected.items():
-            self.event("rejected", sample=position, reason=reason)
-        self._cautions.of_rejected(gated.rejected, len(x))
-        if alone:
-            self._cautions.of_one_alone()
-        self.last = Report(len(x), gated.rejected, tuple(self._events), self._signals, self._phases)
-        return self._scatter(logits, gated, x)
+            if logits is not None and logits.shape[1] == 1:
+                self._cautions.of_one_class()
+            self._report(gated, alone)
+            return self._scatter(logits, gated, x)
 
     def predict(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
         with self._lock, uncached_autocast(), torch.inference_mode(False):
             clean = gate.clean(x, gated)
+            self._try_out(clean)
             logits = self.answer(clean) if len(clean) else None
-        return self._scatter(logits, gated, x)
+            return self._scatter(logits, gated, x)
 
     def reset(self) -> None:
         self.load_state_dict(self._fresh)
@@ -250,18 +247,30 @@ class Adapter(ABC):
             self.prepare(source)
             return
         labelled = self.needs == "labels"
-        reading = gated_source(source, self.input, like=self._parameter(), labelled=labelled)
+        reading = gated_source(
+            source, self.input, like=self._parameter(), labelled=labelled, try_out=self._try_out
+        )
         self.prepare(reading)
         if reading.rejected:
             images, reason = len(reading.rejected), reading.rejected[0]
             self.event("source images set aside", images=images, reason=reason)
         self.source_bytes = max(reading.bytes, self.source_bytes or 0)
 
+    def _report(self, gated: gate.Gated, alone: bool) -> None:
+        self._cautions.of_events(self._events)
+        for position, reason in gated.rejected.items():
+            self.event("rejected", sample=position, reason=reason)
+        self._cautions.of_rejected(gated.rejected, gated.samples)
+        if alone:
+            self._cautions.of_one_alone()
+        events = tuple(self._events)
+        self.last = Report(gated.samples, gated.rejected, events, self._signals, self._phases)
+
     def _try_out(self, x: Tensor) -> None:
         """Let the network refuse images of a new shape before any of them is remembered."""
         shape = tuple(x.shape[1:])
         if len(x) and shape not in self._tried:
-            try_out(self.model, x)
+            try_out(self.model, x[:2].to(self._parameter().device))
             self._tried.add(shape)
 
     def _checked(self, answer: Any, samples: int) -> Tensor:
@@ -305,7 +314,6 @@ class Adapter(ABC):
 
     def _count_classes(self, x: Tensor) -> int:
         if self._classes is None:  # nothing answered yet: ask the network about a blank image
-            with torch.inference_mode(False):
-                blank = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)
-                self._classes = int(self.answer(blank).shape[1])
+            blank = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)
+            self._classes = int(self.answer(blank).shape[1])
         return self._classes

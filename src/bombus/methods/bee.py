@@ -11,7 +11,9 @@ of the parameters that do, which the network is called with, and so is every anc
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ from bombus.methods._anchors import (
     unflatten,
 )
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
-from bombus.methods._codebooks import Codebooks, draw_codes
+from bombus.methods._codebooks import Codebooks, draw_codes, usable
 from bombus.methods._consistency import multilevel_loss
 from bombus.methods._mean_teacher import Gradients, require_colour
 from bombus.methods._norm import source_statistics, use_batch_statistics
@@ -70,9 +72,12 @@ class Bee(Adapter):
 
     def setup(self) -> None:
         config: BeeConfig = self.config
-        if (config.student_view, config.warmup_view) != ("none", "none"):
-            remedy = 'set student_view="none" and warmup_view="none"'
-            require_colour(self.input, self.name, remedy)
+        views = ["student_view", "warmup_view"]
+        if config.rehearsal_weight:
+            views.append("rehearsal_view")
+        if any(getattr(config, view) != "none" for view in views):
+            remedy = " and ".join(f'{view}="none"' for view in views)
+            require_colour(self.input, self.name, f"set {remedy}")
         use_batch_statistics(self.model)
         self.blocks = find_blocks(self.model, config.blocks or None)
         self.levels = config.resolve_levels(self.blocks)
@@ -99,6 +104,7 @@ class Bee(Adapter):
         self.anchors = AnchorPool(config.anchors, on_host=on_host(config, size))
         self.shift = shift_detector(config)
         self.batches = 0
+        self.source_answers: dict[str, Any] | None = None
         self.passes = Passes(
             self.model,
             self.blocks,
@@ -121,10 +127,14 @@ class Bee(Adapter):
     # Algorithm 1
 
     def step(self, x: Tensor) -> Tensor:
-        if not self.codebooks:
-            self._start_without_source(x)
+        if not self.codebooks and not self._start_without_source(x):
+            self.step_dropped()
+            return self.answer(x)
         config: BeeConfig = self.config
+        before = self.queue.capacity
         self.queue.push(x)
+        if (why := self.queue.cut_short) and self.queue.capacity < before:
+            self.event("sample queue cut short", reason=why)
         with self.phase("inner"):
             for _ in range(config.inner_steps):
                 self._inner_step(len(x))
@@ -147,7 +157,7 @@ class Bee(Adapter):
         views = self.passes.views(x)
         teacher = self.teach(views)
         student = self.passes(self._student_view(views))
-        loss, _ = multilevel_loss(self, student, teacher, remember=0)
+        loss, _ = multilevel_loss(self, student, teacher)
         if config.inner_entropy and config.entropy_weight:
             y = self.passes.mean((student.logits + teacher.logits) / 2)
             loss = loss + config.entropy_weight * softmax_entropy(y).mean()
@@ -165,13 +175,17 @@ class Bee(Adapter):
         seen = student
         if not same_view:
             seen = self.passes(self._student_view(views))
-        loss, by_level = multilevel_loss(self, seen, teacher, remember=len(x))
+        loss, by_level = multilevel_loss(self, seen, teacher, reporting=True)
         entropy = softmax_entropy(prediction).mean()  # Eq. 15
         # Both gradients are taken at the same parameters, from the prediction that was given.
         gradients = self._gradients(loss, keep_graph=seen is student)
         lowering = self._gradients(entropy) if config.entropy_weight else ()
-        self._apply(with_rehearsal(self, gradients, len(x)))
-        self._apply(tuple(config.entropy_weight * g for g in lowering))
+        applied = self._apply(with_rehearsal(self, gradients, len(x)))
+        applied &= self._apply(tuple(config.entropy_weight * g for g in lowering))
+        if applied:
+            self.codebooks.remember(teacher.descriptors, len(x))
+        else:  # one such image in either queue would spoil every later batch's targets
+            self.queue.forget(len(x))
         self.follow()
         measured = {"mcr": loss.detach(), "entropy": entropy.detach(), **by_level}
         # One transfer from the GPU for all of them.
@@ -195,9 +209,11 @@ class Bee(Adapter):
             loss, self.parameters, retain_graph=keep_graph, materialize_grads=True
         )
 
-    def _apply(self, gradients: Gradients) -> None:
-        if gradients and not apply_gradients(gradients, self.parameters, self.optimizer):
+    def _apply(self, gradients: Gradients) -> bool:
+        applied = not gradients or apply_gradients(gradients, self.parameters, self.optimizer)
+        if not applied:
             self.step_dropped()
+        return applied
 
     # Complementary anchor replay
 
@@ -211,7 +227,7 @@ class Bee(Adapter):
             return
         if self.batches and self.batches % config.anchor_period == 0:
             self.anchors.store(flatten(self.parameters))
-        if config.replay_every:
+        if config.replay_every and math.isfinite(self._signals["mcr"]):
             shifted = self.batches > 0 and self.batches % config.replay_every == 0
         if shifted:
             with torch.no_grad():
@@ -270,14 +286,21 @@ class Bee(Adapter):
             warmup_lr = fitting_rate(trained, WARMUP_FITTING, config.warmup_optimizer)
         return lr, warmup_lr
 
-    def _start_without_source(self, x: Tensor) -> None:
-        """Codes from the frozen model's view of the first batch: weaker, and said so."""
+    def _start_without_source(self, x: Tensor) -> bool:
+        """Codes from the frozen model's view of the first batch: weaker, and said so.
+
+        False, and nothing begun, where it answers no image of the batch with finite numbers.
+        """
         start = self.teach(self.passes.views(x))
-        for level in self.levels:
-            codes = draw_codes(start.descriptors[level], self.config.codes, self.generator)
+        found = {level: usable(start.descriptors[level]) for level in self.levels}
+        if not all(map(len, found.values())):
+            return False
+        for level, descriptors in found.items():
+            codes = draw_codes(descriptors, self.config.codes, self.generator)
             self.codebooks.start(level, codes)
         look_into_the_mirror(self, start.logits, too_many=0.6)  # of corrupted images more differ
         self.event("source-free", reason="no source data: codes drawn from the first batch")
+        return True
 
 
 @register("bee-paper")

@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bombus.backbones.blocks import forward_with_features, look
-from bombus.backbones.prototypes import class_prototypes
+from bombus.backbones.prototypes import class_prototypes, require_prototypes
 from bombus.data.augment import cotta_view
 from bombus.data.labelled import SureImages
 from bombus.errors import ConfigError, DataError
@@ -122,6 +122,7 @@ class Obao(Adapter):
         self.classifier = find_classifier(self.model, first[0])
         reading = with_progress(itertools.chain([first], batches), None, "class prototypes")
         means, sizes = class_prototypes(self.model, reading)
+        require_prototypes(sizes)
         relations = class_relations(means, sizes > 0)
         self.relations = relations.to(at_least_single(self._parameter()))
         self._train_all_but_classifier()
@@ -232,6 +233,8 @@ def relation_loss(now: Tensor, source: Tensor) -> Tensor:
     shared = (now.diagonal() > 0) & (source.diagonal() > 0)
     pairs = shared[:, None] & shared
     now, source = now * pairs, source * pairs
-    size = (now.square().sum() * source.square().sum()).sqrt()
-    # Where no class is shared both are zero, and so is the loss.
-    return -(now * source).sum() / size.clamp_min(torch.finfo(size.dtype).tiny)
+    squares = now.square().sum() * source.square().sum()
+    # Where no class is shared both are zero, and so is the loss; its gradient, too: the root's
+    # would be infinite there.
+    size = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
+    return -(now * source).sum() / size

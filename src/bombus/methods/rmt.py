@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bombus.backbones.blocks import forward_with_features
-from bombus.backbones.prototypes import class_prototypes
+from bombus.backbones.prototypes import class_prototypes, require_prototypes
 from bombus.data.augment import cotta_view
 from bombus.data.labelled import LabelledImages
 from bombus.errors import ConfigError
@@ -121,6 +121,7 @@ class RobustMeanTeacher(Adapter):
         assert source is not None  # the base class has seen to it
         reading = with_progress(self._source_batches(source), None, "class prototypes")
         means, sizes = class_prototypes(self.model, reading)
+        require_prototypes(sizes)
         self.prototypes = means[sizes > 0].to(at_least_single(self._parameter()))
         self._add_projector(self.prototypes)
 
