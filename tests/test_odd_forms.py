@@ -197,6 +197,26 @@ def test_channels_at_the_end_are_described_as_channels() -> None:
     torch.testing.assert_close(seen, out / out.norm(dim=1, keepdim=True))
 
 
+def test_channels_that_only_look_as_if_at_the_end_stay_where_they_are() -> None:
+    """A dense block: its output is wider than any of its norms, one of which is as wide as high."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(16)
+            self.conv = nn.Conv2d(16, 8, 3, padding=1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, self.conv(self.norm(x).relu())], 1)
+
+    stem, dense = nn.Conv2d(3, 16, 3, padding=1), Dense()
+    model = nn.Sequential(stem, dense, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+    (x,) = noise_batches(1)
+    bee = bombus.adapt(model, "bee", blocks=("0", "1"), levels=(2,), last_descriptor="block")
+    seen = bee.passes(x).descriptors[2]
+    assert seen.shape == (8, 24)
+
+
 # --- saved and read again ----------------------------------------------------------------------
 
 

@@ -41,10 +41,7 @@ class Passes:
         self.views_count = 2 if mirrored else 1
         self.read_classifier = read_classifier
         self.tokens = tokens
-        parts = {j: last_module(model, name) for j, name in enumerate(blocks, start=1)}
-        self._widths = {
-            j: {len(p) for p in part.parameters() if p.ndim == 1} for j, part in parts.items()
-        }
+        self._widths = [_last_widths(last_module(model, name)) for name in blocks]
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Pass:
         seen = look(self.model, x, self.blocks, parameters)
@@ -63,7 +60,7 @@ class Passes:
                 "expected the images first; build the network with batch_first=True, or name "
                 "other blocks."
             )
-        widths = self._widths[level]
+        widths = self._widths[level - 1]
         if h.dim() == 4 and h.shape[3] in widths and h.shape[1] not in widths:
             h = h.permute(0, 3, 1, 2)  # as Swin has them, (N, H, W, C)
         return describe(h, self.tokens)
@@ -81,3 +78,9 @@ class Passes:
     def swap(self, target: Tensor) -> Tensor:
         """Each view learns from what the teacher saw in the other."""
         return target.roll(len(target) // 2, 0) if self.views_count == 2 else target
+
+
+def _last_widths(block: nn.Module) -> set[int]:
+    """How wide the last dimension is behind the layers that act on that one."""
+    linear = {m.out_features for m in block.modules() if isinstance(m, nn.Linear)}
+    return linear | {m.normalized_shape[-1] for m in block.modules() if isinstance(m, nn.LayerNorm)}
