@@ -91,3 +91,14 @@ def test_lists_the_ledger(
     assert re.search(r"^  cotta +20\.19  1 seed$", given, re.MULTILINE)
     assert re.search(r"^  cotta +17\.05  3 seeds$", other, re.MULTILINE)
     assert re.search(r"^  bee-all-of-a-replay +11\.91  3 seeds$", said, re.MULTILINE)
+
+
+def test_without_a_ledger_it_says_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["results"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "There is no ledger results here; run this from the repository's root" in said

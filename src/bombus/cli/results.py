@@ -51,6 +51,11 @@ def _list(ledger: Path) -> None:
     from bombus.report.page_summary import count
     from bombus.report.records import RESULT, RunResult, find_runs, read_run
 
+    if not ledger.is_dir():
+        raise DataError(
+            f"There is no ledger {ledger} here; run this from the repository's root, or name the "
+            "folder that holds the runs."
+        )
     folders: dict[Path, dict[str, list[RunResult]]] = {}
     for run in sorted(map(read_run, find_runs([ledger])), key=lambda run: place(run.method)):
         named = run.path.parent if run.path.name == RESULT else run.path.with_suffix("")
