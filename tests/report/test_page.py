@@ -248,6 +248,23 @@ def test_a_trigger_of_both_directions_has_two_thresholds(write_run):
     assert "Beyond the dashed lines, either way (2)" in page.words
 
 
+def test_runs_of_one_method_are_told_apart_wherever_they_are_named(write_run, tmp_path):
+    for name, replay in (("with", "weighted"), ("without", "off")):
+        for seed in (1, 2):
+            folder = f"runs/{name}-{seed}"
+            write_run(folder, "bee", config={"replay": replay}, seed=seed, **SMALL)
+            add_signals(tmp_path / folder, replays=(6,))
+    page = page_of(tmp_path / "runs")
+    names = [f"bee (replay={r}), seed {s}" for r in ("off", "weighted") for s in (1, 2)]
+    summaries = [details.all("summary")[0].words for details in page.all("details")]
+    assert sorted(summaries[:4]) == names  # what each saw inside
+    assert sorted(words.partition(":")[0] for words in summaries[4:]) == names  # its provenance
+    # That each has two seeds is said once, below the table, and not at every name.
+    assert "2 seeds)" not in page.words
+    keys = [button.words for button in page.all("ul", class_="legend")[0].all("button")]
+    assert [key.partition(":")[0] for key in keys] == ["bee (replay=weighted)", "bee (replay=off)"]
+
+
 def test_a_ledger_of_results_is_enough(runs, tmp_path):
     ledger = tmp_path / "ledger"
     ledger.mkdir()

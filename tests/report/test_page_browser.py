@@ -65,6 +65,18 @@ def test_opens_without_complaint_and_fits(browser, html, width, dark):
     assert size >= 8
 
 
+def test_on_a_phone_a_tables_caption_is_free_of_the_shade_beside_its_numbers(browser, html):
+    browser.open(html, width=390)
+    gaps = browser.evaluate(
+        "[...document.querySelectorAll('caption span')].map((span) => [span, "
+        "span.closest('.scroll')]).filter(([span, around]) => around.scrollWidth > "
+        "around.clientWidth).map(([span, around]) => around.getBoundingClientRect().right - "
+        "span.getBoundingClientRect().right)"
+    )
+    assert len(gaps) >= 2  # tables that are wider than the phone
+    assert max(gaps) < 1
+
+
 def in_order(browser: Page) -> list[list[str]]:
     """Labels of the first table's rows, by section."""
     return browser.evaluate(

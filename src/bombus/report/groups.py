@@ -35,6 +35,20 @@ class Group:
         inside = "; ".join(part for part in (self.difference, seeds) if part)
         return f"{self.method} ({inside})" if inside else self.method
 
+    def name_of(self, run: RunResult) -> str:
+        """Of one of its runs."""
+        return f"{self.name}, seed {run.seed}"
+
+
+def shared_seeds(groups: Sequence[Group]) -> int | None:
+    """How many seeds each of several groups has, where that is the same: it is said once then."""
+    counts = {len(group.runs) for group in groups}
+    return counts.pop() if len(groups) > 1 and len(counts) == 1 else None
+
+
+def labels_of(groups: Sequence[Group]) -> list[str]:
+    return [g.label if shared_seeds(groups) is None else g.name for g in groups]
+
 
 def split_by_task(runs: Sequence[RunResult]) -> list[list[RunResult]]:
     """Runs whose errors can stand in the same columns: same images, network, severity, stream."""

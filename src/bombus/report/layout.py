@@ -13,7 +13,9 @@ from bombus.report.groups import (
     Group,
     differing,
     group_runs,
+    labels_of,
     severity_of,
+    shared_seeds,
     split_by_task,
     stream_label,
 )
@@ -123,25 +125,15 @@ def _table(
     }
     beside = _columns_beside(printed, digits)
     columns += [*beside, *extra]
-    counts = {len(group.runs) for group in groups}
-    # What all rows have in common is said once, below.
-    seeds = counts.pop() if len(groups) > 1 and len(counts) == 1 else None
     ours = [
-        _row(
-            group.label if seeds is None else group.name,
-            group.runs,
-            beside,
-            printed.get(group.method, ()),
-            extra,
-            intervals,
-        )
-        for group in groups
+        _row(label, group.runs, beside, printed.get(group.method, ()), extra, intervals)
+        for group, label in zip(groups, labels_of(groups), strict=True)
     ]
     ours = mark_best(ours, columns)
     rows: list[Row] = []
     notes: dict[str, None] = {}
     if any(row.seeds > 1 for row in ours):
-        notes[spread_note(intervals, seeds)] = None
+        notes[spread_note(intervals, shared_seeds(groups))] = None
     for group, row in zip(groups, ours, strict=True):
         rows.append(row)
         variants = [g for g in groups if g.method == group.method]

@@ -81,10 +81,11 @@ class _Task:
         parts.append(("Methods by domains", [heat_map(self.table)]))
         if len(self.series) > 1:
             parts.append(("Error against cost", [cost_figure(f"{self.id}-cost", self.series)]))
-        seen = diagnostics(f"{self.id}-diagnostics", self.runs)
+        groups = [one.group for one in self.series]
+        seen = diagnostics(f"{self.id}-diagnostics", groups)
         if seen:
             parts.append(("Inside the method", seen))
-        parts.append(("Where the numbers come from", provenance(self.runs)))
+        parts.append(("Where the numbers come from", provenance(groups)))
         below = [tag("section", tag("h3", name), *content) for name, content in parts]
         return tag("section", tag("h2", heading), *below, id=self.id)
 

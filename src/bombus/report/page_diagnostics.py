@@ -12,6 +12,7 @@ import numpy as np
 from bombus.report import chart
 from bombus.report.chart import Scale, Values
 from bombus.report.figures import Visit, find_stretches
+from bombus.report.groups import Group
 from bombus.report.loss_figure import HIGHEST, TOTAL, levels_of, limits_of, signal_of
 from bombus.report.markup import Html, tag
 from bombus.report.page_figures import figure, has_log
@@ -23,18 +24,17 @@ PERPLEXITY = re.compile(r"(teacher|student)_perplexity_(\d+)")
 Lines = list[tuple[str, str, Values]]  # style, label, one value a batch
 
 
-def diagnostics(id: str, runs: Sequence[RunResult]) -> list[Html]:
+def diagnostics(id: str, groups: Sequence[Group]) -> list[Html]:
     """A folded part for each run that recorded a consistency loss, the first one open."""
     parts: list[Html] = []
-    for run in runs:
+    for name, run in [(group.name_of(run), run) for group in groups for run in group.runs]:
         records = read_batches(run.path) if has_log(run) else []
         if not records or np.isnan(signal_of(records, TOTAL)).all():
             continue
         # A record may lack what the alarms are judged by.
         records = [{**record, "events": record.get("events", [])} for record in records]
-        name = tag("summary", f"{run.method}, seed {run.seed}")
         inside = _figures(f"{id}-{len(parts) + 1}", run, records)
-        parts.append(tag("details", name, *inside, open=None if parts else "open"))
+        parts.append(tag("details", tag("summary", name), *inside, open=None if parts else "open"))
     return parts
 
 

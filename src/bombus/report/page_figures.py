@@ -11,13 +11,14 @@ from bombus.report import chart
 from bombus.report.chart import Scale
 from bombus.report.columns import quickest
 from bombus.report.figures import Curve, average_curves, error_curve
-from bombus.report.groups import Group
+from bombus.report.groups import Group, labels_of
 from bombus.report.markup import Html, number, tag
+from bombus.report.page_names import name_points
 from bombus.report.page_table import scrolling
 from bombus.report.records import RESULT, RunResult, read_batches
 
 COST_WIDTH = 580  # narrower than a stream: it has to be read on a phone without scrolling
-LETTER = 8.0  # about the width of one in a chart on a phone, where they are largest
+COST_BOTTOM = 310
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,8 @@ class Series:
 
     place: int
     style: str
+    label: str
     group: Group
-
-    @property
-    def label(self) -> str:
-        return self.group.label
 
     @property
     def error(self) -> float:
@@ -40,8 +38,8 @@ class Series:
 def make_series(groups: Sequence[Group]) -> list[Series]:
     looks = map(chart.look, itertools.count())
     return [
-        Series(place, "source" if group.method == "source" else next(looks), group)
-        for place, group in enumerate(groups)
+        Series(place, "source" if group.method == "source" else next(looks), label, group)
+        for place, (group, label) in enumerate(zip(groups, labels_of(groups), strict=True))
     ]
 
 
@@ -58,7 +56,7 @@ def stream_figures(id: str, series: Sequence[Series]) -> list[Html]:
     """The error over the stream, a line a method; one figure for each stream among the runs."""
     by_stream: dict[tuple[object, ...], list[tuple[Series, str, Curve]]] = {}
     for one in series:
-        for label, curve in _curves(one.group):
+        for label, curve in _curves(one):
             by_stream.setdefault(curve.visits, []).append((one, label, curve))
     return [
         _stream_figure(f"{id}-stream-{place}", drawn)
@@ -66,17 +64,15 @@ def stream_figures(id: str, series: Sequence[Series]) -> list[Html]:
     ]
 
 
-def _curves(group: Group) -> list[tuple[str, Curve]]:
+def _curves(one: Series) -> list[tuple[str, Curve]]:
     """One curve, the seeds' mean; one a seed where each had a stream of its own."""
-    runs = [run for run in group.runs if has_log(run)]
+    runs = [run for run in one.group.runs if has_log(run)]
     curves = [error_curve(read_batches(run.path), None) for run in runs]
     if not curves:
         return []
     if len({(c.visits, tuple(map(len, c.x))) for c in curves}) == 1:
-        return [(group.label, average_curves(curves))]
-    return [
-        (f"{group.method}, seed {run.seed}", curve) for run, curve in zip(runs, curves, strict=True)
-    ]
+        return [(one.label, average_curves(curves))]
+    return [(one.group.name_of(run), curve) for run, curve in zip(runs, curves, strict=True)]
 
 
 def _stream_figure(id: str, drawn: Sequence[tuple[Series, str, Curve]]) -> Html:
@@ -123,12 +119,13 @@ def cost_figure(id: str, series: Sequence[Series]) -> Html:
     else:
         low, high = _with_room(times)
     x = Scale(low, high, chart.LEFT, COST_WIDTH - 14, log=wide)
-    y = Scale(*_with_room(errors), 310, 14)
+    y = Scale(*_with_room(errors), COST_BOTTOM, 14)
     front = _front(points)
     steps = [f"{number(x(front[0][0]))} {number(y(front[0][1]))}"]
     for (_, above, _), (time, error, _) in itertools.pairwise(front):
         steps += [f"{number(x(time))} {number(y(level))}" for level in (above, error)]
-    names = _names([(x(t), y(e), one.group.method) for t, e, one in points])
+    room = (chart.LEFT, 0.0, COST_WIDTH, COST_BOTTOM)
+    names = name_points([(x(t), y(e), one.group.method) for t, e, one in points], room)
     dots = [
         tag(
             "g",
@@ -143,7 +140,7 @@ def cost_figure(id: str, series: Sequence[Series]) -> Html:
     facts = "; ".join(f"{one.label} {t:.1f} ms and {e:.1f} %" for t, e, one in points)
     picture = chart.svg(
         id,
-        310 + chart.BELOW,
+        COST_BOTTOM + chart.BELOW,
         "Error against cost",
         f"Milliseconds a batch{' on a logarithmic axis' if wide else ''} and mean error: {facts}.",
         chart.axes(x, y, x_label="milliseconds a batch", y_label="mean error (%)"),
@@ -177,28 +174,3 @@ def _front(points: Sequence[tuple[float, float, Series]]) -> list[tuple[float, f
         if not front or point[1] < front[-1][1]:
             front.append(point)
     return front
-
-
-def _names(points: Sequence[tuple[float, float, str]]) -> list[Html]:
-    """Each point's name beside it, where there is room; the legend has them all."""
-    taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in points]
-    parts = []
-    for x, y, name in points:
-        wide = LETTER * len(name)
-        above_or_below = x - wide / 2
-        places = [(x + 9, y + 4), (x - 9 - wide, y + 4)]
-        places += [(above_or_below, y - 10), (above_or_below, y + 19)]
-        part = Html()
-        for left, base in places:
-            box = (left, base - 10, left + wide, base + 3)
-            inside = box[0] > chart.LEFT and box[2] < COST_WIDTH and box[1] > 0
-            if inside and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                part = tag("text", name, x=left, y=base)
-                break
-        parts.append(part)
-    return parts
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

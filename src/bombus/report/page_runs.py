@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from bombus.report.groups import Group
 from bombus.report.markup import Html, join, tag
 from bombus.report.records import RunResult
 
@@ -31,13 +32,13 @@ FIRST = {
 IN_THE_TABLES = ("method", "benchmark", "backbone", "domains")
 
 
-def provenance(runs: Sequence[RunResult]) -> list[Html]:
-    return [_run(run) for run in runs]
+def provenance(groups: Sequence[Group]) -> list[Html]:
+    return [_run(run, group.name_of(run)) for group in groups for run in group.runs]
 
 
-def _run(run: RunResult) -> Html:
+def _run(run: RunResult, name: str) -> Html:
     stored: dict[str, Any] = json.loads(run.path.read_bytes())
-    head = f"{run.method}, seed {run.seed}: {run.mean_error:.2f} %"
+    head = f"{name}: {run.mean_error:.2f} %"
     names = [*(n for n in FIRST if n in stored), *(n for n in stored if n not in FIRST)]
     # Of the path the end: the same page wherever the runs lie.
     facts = {"file": "/".join(run.path.parts[-2:])}
