@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import bombus
 from bombus.cli import main
+from bombus.data.benchmarks import EMBEDDED
 from bombus.lock import locked
 from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Finished, Place, find_experiment, queue_on_baselines
@@ -49,10 +50,16 @@ def test_every_cell_is_a_run_that_can_be_asked_for(name: str, place: Place) -> N
         assert place.full or cell.settings.benchmark == embedded
 
 
-def test_without_source_images_what_cannot_do_without_is_left_out() -> None:
-    names = {cell.name for cell in find_experiment("cifar-cnn").cells(Place())}
-    assert {"source", "tent", "bee"} <= names
-    assert not {"rmt", "eata"} & names
+@pytest.mark.parametrize("name", ["cifar-cnn", "efficiency", "queue-on-baselines"])
+def test_without_source_images_what_cannot_do_without_is_left_out(name: str) -> None:
+    cells = find_experiment(name).cells
+    everything = {cell.name for cell in cells(FULL)}
+    needy = {"eata", "rmt", "rmt-free", "dplot", "obao", "eata-queue", "rmt-queue"} & everything
+    full = {cell.name for cell in cells(replace(FULL, source=None))}
+    assert full == everything - needy - {"bee-rehearsal"}
+    demo = {cell.name for cell in cells(Place())}  # which has source images, but too few for this
+    assert demo == everything - {"bee-rehearsal"}
+    assert {cell.name for cell in cells(Place(source=EMBEDDED))} == everything
 
 
 @pytest.mark.parametrize(
@@ -341,11 +348,11 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
     ("asked", "answer"),
     [
         (["--methods", "tentt"], "did you mean 'tent'"),
-        (["--methods", "rmt"], "not rmt; it needs --source"),
+        (["--methods", "bee-rehearsal"], "not bee-rehearsal; it needs --source"),
         (["--rows", "soruce"], "no row of cifar-cnn named 'soruce'; did you mean 'source'"),
         (["--rows", "source", "--methods", "tent"], "No row has both"),
         (["--set", "lr=1"], "expected METHOD.NAME=VALUE"),
-        (["--set", "rmt.lr=1"], "not rmt"),
+        (["--set", "bee-rehearsal.lr=1"], "not bee-rehearsal"),
         (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),
         (["--set", "tent.lr=-1"], "lr=-1"),
     ],

@@ -485,9 +485,9 @@ def test_doctor_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("warn  One image")
     with pytest.raises(SystemExit) as stop:
-        main(["doctor", "--model", "--method", "eata"])
+        main(["doctor", "--model", "--method", "bee-rehearsal"])
     assert stop.value.code == 1
-    assert capsys.readouterr().out.startswith("bad   eata needs source samples")
+    assert capsys.readouterr().out.startswith("bad   bee-rehearsal needs source samples")
     for forgot in (["--batch-size", "1"], ["--method", "bee"], ["--domains", "fog"]):
         with pytest.raises(SystemExit) as stop:
             main(["doctor", *forgot])

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bombus.data.benchmarks import Benchmark
+from bombus.data.benchmarks import EMBEDDED, Benchmark
+from bombus.data.cifar import load_cifar
 from bombus.data.images import to_tensors
 from bombus.data.source import FolderBatches, SourceBatches
 from bombus.errors import DataError
@@ -19,7 +20,6 @@ from bombus.names import Precision
 from bombus.online import autocast
 
 IMAGES = 5000  # as in the paper
-EMBEDDED = Path("embedded")  # the demo's own
 
 
 def clean_batches(
@@ -31,7 +31,7 @@ def clean_batches(
             raise DataError("The demo's clean images are embedded; say --clean embedded.")
         return _embedded(batch_size)
     if benchmark.source != "class folders":
-        return SourceBatches(folder, benchmark.source, batch_size, split="test", images=IMAGES)
+        return SourceBatches(load_cifar(folder, "test", benchmark.source), batch_size, count=IMAGES)
     return FolderBatches(folder, batch_size, classes=classes, size=(256, 224))
 
 

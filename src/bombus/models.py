@@ -13,10 +13,12 @@ from bombus.backbones import Backbone, create
 from bombus.backbones.published import named_weights
 from bombus.backbones.vit import VisionTransformer
 from bombus.backbones.weights import LoadedWeights, load_weights
-from bombus.data.benchmarks import Benchmark, find_benchmark
+from bombus.data.benchmarks import EMBEDDED, Benchmark, find_benchmark
+from bombus.data.cifar import load_cifar
 from bombus.data.source import FolderBatches, SourceBatches
 from bombus.errors import CheckpointError, ConfigError, WeightsError
 from bombus.methods import find_method
+from bombus.methods.base import Adapter
 from bombus.settings import RunSettings
 
 
@@ -51,6 +53,16 @@ def why_unusual(settings: RunSettings, weights: LoadedWeights) -> str | None:
     return "as its weights ask for" if weights.says_input else None
 
 
+def runs_without_source(method: type[Adapter], benchmark: Benchmark) -> bool:
+    """Whether it can do without source images, or the benchmark embeds those that it takes.
+
+    The embedded ones are few for a preparation such as `bee-rehearsal`'s: it is not left to them.
+    """
+    if method.needs == "none" or method.source_optional:
+        return True
+    return benchmark.training is not None and not method.reads_files
+
+
 def find_source(
     settings: RunSettings, batch_size: int, class_names: Sequence[str] | None = None
 ) -> Any:
@@ -62,11 +74,13 @@ def find_source(
     if method.needs == "none":
         return None
     given = settings.source
+    wanted = given == EMBEDDED or (given is None and not method.reads_files)
+    if wanted and benchmark.training is not None:
+        return SourceBatches(benchmark.training(), batch_size, seed=settings.seed)
     if given is None:
-        embedded = benchmark.warmup
         own_network = settings.backbone is None and not settings.weights
         # Made for `bee`'s settings: `bee-paper` warms up differently.
-        return embedded if own_network and method.name == "bee" else None
+        return benchmark.warmup if own_network and method.name == "bee" else None
     if given.is_file():
         return given
     if given.suffix == ".safetensors" and not given.exists():
@@ -75,7 +89,8 @@ def find_source(
             "of training images."
         )
     if benchmark.source != "class folders":
-        return SourceBatches(given, benchmark.source, batch_size, seed=settings.seed)
+        images = load_cifar(given, "train", benchmark.source)
+        return SourceBatches(images, batch_size, seed=settings.seed)
     labelled = method.needs == "labels"  # else nobody reads the numbers of the classes
     return FolderBatches(
         given,

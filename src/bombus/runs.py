@@ -36,7 +36,7 @@ from bombus.forgetting import clean_batches, clean_error
 from bombus.methods import find_method
 from bombus.methods._warmup_file import settings_in
 from bombus.methods.base import Adapter
-from bombus.metrics.cost import peak_memory_mb, typical_ms
+from bombus.metrics.cost import peak_memory_mb, reset_peak_memory, typical_ms
 from bombus.metrics.error import ErrorMeter, errors_by_part
 from bombus.metrics.quality import summarise_quality
 from bombus.models import choose_backbone, find_source, open_model, why_unusual
@@ -130,8 +130,7 @@ class Run:
         meter = _meter(records)
         total = len(self.plan_domains)
         batches = self.stream.batches(self.images, start=len(records))
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        reset_peak_memory(self.device)
         saved_at, saving_s = time.perf_counter(), 0.0
         with log.open("ab") as file:
             for record in adapt_online(

@@ -28,7 +28,7 @@ class RunSettings:
     backbone: str | None = None
     weights: tuple[Path, ...] = ()
     data: Path | None = None
-    source: Path | None = None  # clean training images, or a warm-up file
+    source: Path | None = None  # clean training images, a warm-up file, or "embedded"
     stream: str = "continual"
     visits: int | None = None  # options of some streams; None: the stream's own default
     delta: float | None = None

@@ -24,6 +24,7 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     from bombus.data.benchmarks import find_benchmark
     from bombus.errors import ConfigError
     from bombus.methods import known_methods
+    from bombus.models import runs_without_source
     from bombus.report.figures import stream_figure
     from bombus.report.layout import make_tables
     from bombus.report.page import make_page
@@ -40,11 +41,12 @@ def demo(*, out: Path = Path("demo-report"), samples: int = 600, seed: int = 1) 
     if report.exists() or _asked(runs) != {(samples, seed)}:
         report.unlink(missing_ok=True)  # first: without it, what is there counts as interrupted
         shutil.rmtree(runs, ignore_errors=True)
-    images = find_benchmark("demo").open(None)  # once, so that every picture is corrupted once
+    benchmark = find_benchmark("demo")
+    images = benchmark.open(None)  # once, so that every picture is corrupted once
     cheap = [
         name
         for name, method in known_methods().items()
-        if method.cheap and (method.needs == "none" or method.source_optional)
+        if method.cheap and runs_without_source(method, benchmark)
     ]
     for number, name in enumerate(cheap, start=1):
         with RunView(f"{number}/{len(cheap)} {name}") as view:

@@ -12,7 +12,10 @@ from bombus.data.fetch import cache_folder
 from bombus.data.images import ImageSet
 from bombus.errors import DataError, UnknownNameError
 
+EMBEDDED = Path("embedded")  # in the place of a folder: the demo's own clean or training images
+
 if TYPE_CHECKING:
+    from bombus.data.cifar import Arrays
     from bombus.data.imagenet_c import ImageNetC
 
 
@@ -25,7 +28,8 @@ class Benchmark:
     backbone: str | None  # None: the user's to say
     open: Callable[[Path | None], ImageSet]
     weights: tuple[Path, ...] = ()  # embedded; other benchmarks' weights are the user's to give
-    warmup: Path | None = None  # embedded, for methods that would need source images
+    warmup: Path | None = None  # embedded: what `bee` has learnt of 50,000 source images
+    training: Callable[[], Arrays] | None = None  # embedded, for all others that need source images
     domains: tuple[str, ...] | None = STANDARD  # None: all that the images have
     source: Literal["cifar10", "cifar100", "class folders"] = "class folders"  # training images
     source_size: tuple[int, int] | None = None  # their shorter side, and the centre square kept
@@ -48,6 +52,12 @@ def _demo(folder: Path | None) -> ImageSet:
     if folder is not None:
         raise DataError("The demo's images are embedded; leave --data out.")
     return EmbeddedImages()
+
+
+def _demo_training() -> Arrays:
+    from bombus.data.embedded import training_images
+
+    return training_images()
 
 
 def _cifar10_c(folder: Path | None) -> ImageSet:
@@ -109,6 +119,7 @@ BENCHMARKS = {
             open=_demo,
             weights=(_EMBEDDED / "wrn-16-1.safetensors",),
             warmup=_EMBEDDED / "bee-warmup.safetensors",
+            training=_demo_training,
             source="cifar10",
         ),
         Benchmark(
@@ -119,6 +130,7 @@ BENCHMARKS = {
             backbone="vit-demo",
             open=_demo,
             weights=(_EMBEDDED / "vit-demo.safetensors",),
+            training=_demo_training,
             source="cifar10",
             like="cifar10-c",
         ),

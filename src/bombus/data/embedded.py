@@ -1,4 +1,7 @@
-"""The demo's images: 1,000 CIFAR-10 test images shipped with the package, corrupted on the fly."""
+"""The demo's images, shipped with the package: 1,000 CIFAR-10 test images, corrupted on the fly.
+
+Beside them 1,000 clean training images with their labels, for methods that prepare on some.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from bombus.data.cifar import Arrays
 from bombus.data.corruptions import NAMES, STANDARD, corrupt
 from bombus.data.images import check_domain, check_index, to_tensors
 
 FOLDER = Path(__file__).parents[1] / "demo"
+
+
+def training_images() -> Arrays:
+    """The first 1,000 training images of CIFAR-10 and their labels."""
+    return _read("source.png", "source-labels.json")
+
+
+def _read(strip: str, labels: str) -> Arrays:
+    with Image.open(FOLDER / strip) as image:  # one row an image
+        images = np.asarray(image.convert("RGB")).reshape(-1, 32, 32, 3)
+    return images, np.array(json.loads((FOLDER / labels).read_text()), dtype=np.int64)
 
 
 class EmbeddedImages:
@@ -29,9 +44,7 @@ class EmbeddedImages:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        with Image.open(FOLDER / "images.png") as strip:  # one row an image
-            self.clean = np.asarray(strip.convert("RGB")).reshape(-1, 32, 32, 3)
-        self.labels = np.array(json.loads((FOLDER / "labels.json").read_text()), dtype=np.int64)
+        self.clean, self.labels = _read("images.png", "labels.json")
         self._corrupted = lru_cache(maxsize=len(STANDARD))(self._corrupt)  # 3 MB a domain
 
     def size(self, domain: str) -> int:

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bombus.data.cifar import load_cifar
+from bombus.data.cifar import Arrays
 from bombus.data.imagenet_c import read_lines
 from bombus.data.images import image_files, read_image, read_images, subfolders, to_tensors
 from bombus.errors import DataError
 
 
 class SourceBatches:
-    """Labelled images of CIFAR, the training ones unless told, in the same order for a seed."""
+    """Labelled images that are in memory, or `count` of them, in the same order for a seed."""
 
     def __init__(
-        self,
-        folder: Path,
-        variant: Literal["cifar10", "cifar100"],
-        batch_size: int,
-        *,
-        split: Literal["train", "test"] = "train",
-        images: int | None = None,
-        seed: int = 0,
+        self, images: Arrays, batch_size: int, *, count: int | None = None, seed: int = 0
     ) -> None:
-        self.images, self.labels = load_cifar(folder, split, variant)
-        self.order = _order(len(self.images), seed)[:images]
+        self.images, self.labels = images
+        self.order = _order(len(self.images), seed)[:count]
         self.batch_size = batch_size
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class DplotConfig(BaseConfig):
 class Dplot(Adapter):
     Config = DplotConfig
     needs = "samples"
-    cheap = False  # and the demo has no source images
+    cheap = False
     stateful = ("model", "teacher", "entropy_optimizer", "pseudo_label_optimizer")
 
     def setup(self) -> None:

@@ -99,7 +99,7 @@ class ObaoConfig(BaseConfig):
 class Obao(Adapter):
     Config = ObaoConfig
     needs = "labels"
-    cheap = False  # and the demo has no source images
+    cheap = False
     stateful = ("model", "teacher", "optimizer", "buffer")
     prepared = ("relations", "classifier")
 

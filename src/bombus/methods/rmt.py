@@ -103,7 +103,7 @@ class RobustMeanTeacher(Adapter):
 
     Config = RmtFreeConfig
     needs = "labels"
-    cheap = False  # and the demo has no source images
+    cheap = False
     stateful = ("model", "teacher", "projector", "optimizer")
     prepared: ClassVar[tuple[str, ...]] = ("prototypes",)
 

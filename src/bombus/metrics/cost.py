@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -31,12 +34,32 @@ def typical_ms(times: Sequence[float]) -> float:
     return statistics.median(times) if times else 0.0
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """From now on `peak_memory_mb` is of what comes, not of what this process did before.
+
+    On a CPU that can be had on Linux alone.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif sys.platform == "linux":
+        gc.collect()
+        with suppress(AttributeError):  # not every C library has it
+            ctypes.CDLL(None).malloc_trim(0)  # what was freed is still the process's, else
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # proc(5): the highest is what is now
+
+
 def peak_memory_mb(device: torch.device) -> float:
     """On a GPU what tensors held at most, on a CPU the most the process held."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     if sys.platform == "win32":
         return 0.0
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, StopIteration):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            highest = next(line for line in lines if line.startswith("VmHWM:"))
+            return int(highest.split()[1]) / 2**10
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

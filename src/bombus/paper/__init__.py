@@ -50,14 +50,18 @@ class Place:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def images(self, benchmark: str) -> str:
+        """`benchmark` in full, unless the user names another; the embedded one otherwise."""
+        return (self.benchmark or benchmark) if self.full else self.embedded
+
     def settings(self, method: str, benchmark: str, **chosen: Any) -> RunSettings:
-        """A cell's settings: `benchmark` in full, the embedded one otherwise.
+        """A cell's settings, on the images of `benchmark` or what stands for them.
 
         What a cell chooses is what sets it apart, so it goes before the user's own choice.
         """
         return RunSettings(
             method=method,
-            benchmark=(self.benchmark or benchmark) if self.full else self.embedded,
+            benchmark=self.images(benchmark),
             backbone=self.backbone,
             weights=self.weights,
             data=self.data,

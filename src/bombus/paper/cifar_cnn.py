@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bombus.data.benchmarks import find_benchmark
 from bombus.methods import find_method
+from bombus.models import runs_without_source
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.layout import write_results, write_tables
 from bombus.report.figures import stream_figure
@@ -42,18 +44,16 @@ def cells(place: Place) -> list[Cell]:
 def table_cells(place: Place, methods: Sequence[str], benchmark: str) -> list[Cell]:
     return [
         Cell(name, place.settings(name, benchmark), {"method": name})
-        for name in runnable(methods, place)
+        for name in runnable(methods, place, benchmark)
     ]
 
 
-def runnable(methods: Sequence[str], place: Place) -> list[str]:
+def runnable(methods: Sequence[str], place: Place, benchmark: str) -> list[str]:
     """Those that can run here: without source images, the ones that can do without."""
-    known = [(name, find_method(name)) for name in methods]
-    return [
-        name
-        for name, method in known
-        if place.source is not None or method.needs == "none" or method.source_optional
-    ]
+    if place.source is not None:
+        return list(methods)
+    images = find_benchmark(place.images(benchmark))
+    return [name for name in methods if runs_without_source(find_method(name), images)]
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:

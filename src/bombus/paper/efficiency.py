@@ -24,7 +24,10 @@ CLAIM = (
 
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=100, batch_size=50)
-    return [Cell(name, place.settings(name, "cifar10-c")) for name in runnable(METHODS, place)]
+    return [
+        Cell(name, place.settings(name, "cifar10-c"))
+        for name in runnable(METHODS, place, "cifar10-c")
+    ]
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:

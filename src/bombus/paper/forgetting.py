@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bombus.data.benchmarks import EMBEDDED
 from bombus.errors import ConfigError
-from bombus.forgetting import EMBEDDED
 from bombus.paper import Cell, Finished, Place
 from bombus.paper.layout import write_variants
 from bombus.report.figures import COLOURS, clear_axes, drawing, save_pictures

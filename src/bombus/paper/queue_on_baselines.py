@@ -53,7 +53,7 @@ def with_queue(method: type[Adapter]) -> type[Adapter]:
 def cells(place: Place) -> list[Cell]:
     place = place.small(samples=200, batch_size=50)
     made = []
-    for name in runnable(METHODS, place):
+    for name in runnable(METHODS, place, "cifar10-c"):
         queued = f"{name}-queue"
         if queued not in known_methods():
             register(queued)(with_queue(find_method(name)))
