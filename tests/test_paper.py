@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 import bombus
 from bombus.cli import main
 from bombus.data.benchmarks import EMBEDDED
+from bombus.data.corruptions import STANDARD
 from bombus.lock import locked
 from bombus.methods import find_method, known_methods
 from bombus.paper import NAMES, Cell, Finished, Place, find_experiment, queue_on_baselines
@@ -363,6 +365,30 @@ def test_what_a_table_cannot_be_asked_for_is_said_before_anything_runs(
     with pytest.raises(SystemExit) as stopped:
         main(["paper", "cifar-cnn", "--out", str(tmp_path / "out"), *asked])
     assert stopped.value.code == 2
+    assert answer in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (["--data", "nowhere", "--weights", "w.safetensors"], "nowhere"),
+        (["--data", "{data}"], "pass --weights FILE"),
+        (["--data", "{data}", "--weights", "w.safetensors"], "w.safetensors"),
+    ],
+)
+def test_a_table_in_full_that_cannot_begin_leaves_nothing_behind(
+    asked: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in STANDARD:
+        np.save(data / f"{name}.npy", np.zeros((20, 32, 32, 3), np.uint8))
+    np.save(data / "labels.npy", np.zeros(20, np.uint8))
+    call = [word.format(data=data) for word in asked]
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "ablation", "--scale", "full", "--out", str(tmp_path / "out"), *call])
+    assert stopped.value.code != 0
     assert answer in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

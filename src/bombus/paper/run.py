@@ -59,19 +59,25 @@ def run_cells(
     images: dict[tuple[str, Path | None], ImageSet] = {}  # opened once, as the demo's are made once
     spent: dict[str, list[float]] = {}  # seconds of a run, by method
 
+    def open_run(settings: RunSettings) -> Run:
+        key = (settings.benchmark, settings.data)
+        if key not in images:
+            images[key] = find_benchmark(settings.benchmark).open(settings.data)
+        return Run(settings, images=images[key])
+
     def run(folder: Path) -> None:
         cell, seed = jobs[folder]
         begun = time.perf_counter()
         left = [job.settings.method for other, (job, _) in jobs.items() if not _is_finished(other)]
         title = f"{len(jobs) - len(left) + 1}/{len(jobs)} {cell.name}{time_left(spent, left)}"
         settings = _prepared(for_seed(cell.settings, seed), runs)
-        key = (settings.benchmark, settings.data)
-        if key not in images:
-            images[key] = find_benchmark(settings.benchmark).open(settings.data)
         with watching(title) as watch:
-            Run(settings, images=images[key]).execute(folder, resume=True, watch=watch)
+            open_run(settings).execute(folder, resume=True, watch=watch)
         spent.setdefault(settings.method, []).append(time.perf_counter() - begun)
 
+    if waiting := [folder for folder in jobs if not _is_finished(folder)]:
+        cell, seed = jobs[waiting[0]]
+        open_run(for_seed(cell.settings, seed))  # what is refused leaves no folder behind
     runs.mkdir(parents=True, exist_ok=True)
     while waiting := [folder for folder in jobs if not _is_finished(folder)]:
         taken = 0
