@@ -236,8 +236,8 @@ def test_a_run_that_cannot_begin_is_not_in_the_way_of_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    sentence = fails(["run", "bee-rehearsal", *SHORT, "--out", str(out)], capsys)
-    assert "--source FOLDER" in sentence
+    call = ["run", "rmt", *SHORT, "--source", str(tmp_path / "nowhere"), "--out", str(out)]
+    assert "There is no folder" in fails(call, capsys)
     main(["run", "tent", *SHORT, "--out", str(out)])  # other settings, and no --resume
     assert (out / "run.json").exists()
 

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 
 import bombus
 from bombus.cli import main
-from bombus.data.benchmarks import EMBEDDED
 from bombus.data.corruptions import STANDARD
 from bombus.lock import locked
 from bombus.methods import find_method, known_methods
@@ -59,9 +58,7 @@ def test_without_source_images_what_cannot_do_without_is_left_out(name: str) -> 
     needy = {"eata", "rmt", "rmt-free", "dplot", "obao", "eata-queue", "rmt-queue"} & everything
     full = {cell.name for cell in cells(replace(FULL, source=None))}
     assert full == everything - needy - {"bee-rehearsal"}
-    demo = {cell.name for cell in cells(Place())}  # which has source images, but too few for this
-    assert demo == everything - {"bee-rehearsal"}
-    assert {cell.name for cell in cells(Place(source=EMBEDDED))} == everything
+    assert {cell.name for cell in cells(Place())} == everything  # the demo has source images
 
 
 @pytest.mark.parametrize(
@@ -350,11 +347,11 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
     ("asked", "answer"),
     [
         (["--methods", "tentt"], "did you mean 'tent'"),
-        (["--methods", "bee-rehearsal"], "not bee-rehearsal; it needs --source"),
+        (["--scale", "full", "--methods", "rmt"], "not rmt; it needs --source"),
         (["--rows", "soruce"], "no row of cifar-cnn named 'soruce'; did you mean 'source'"),
         (["--rows", "source", "--methods", "tent"], "No row has both"),
         (["--set", "lr=1"], "expected METHOD.NAME=VALUE"),
-        (["--set", "bee-rehearsal.lr=1"], "not bee-rehearsal"),
+        (["--scale", "full", "--set", "rmt.lr=1"], "not rmt"),
         (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),
         (["--set", "tent.lr=-1"], "lr=-1"),
     ],

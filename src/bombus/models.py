@@ -54,13 +54,8 @@ def why_unusual(settings: RunSettings, weights: LoadedWeights) -> str | None:
 
 
 def runs_without_source(method: type[Adapter], benchmark: Benchmark) -> bool:
-    """Whether it can do without source images, or the benchmark embeds those that it takes.
-
-    The embedded ones are few for a preparation such as `bee-rehearsal`'s: it is not left to them.
-    """
-    if method.needs == "none" or method.source_optional:
-        return True
-    return benchmark.training is not None and not method.reads_files
+    """Whether it can do without source images, or the benchmark embeds some."""
+    return method.needs == "none" or method.source_optional or benchmark.training is not None
 
 
 def find_source(
@@ -74,8 +69,9 @@ def find_source(
     if method.needs == "none":
         return None
     given = settings.source
-    wanted = given == EMBEDDED or (given is None and not method.reads_files)
-    if wanted and benchmark.training is not None:
+    # `bee` and `bee-paper` take long to learn from images, and do without unless they are asked.
+    unasked = given is None and not (method.reads_files and method.source_optional)
+    if benchmark.training is not None and (unasked or given == EMBEDDED):
         return SourceBatches(benchmark.training(), batch_size, seed=settings.seed)
     if given is None:
         own_network = settings.backbone is None and not settings.weights

@@ -509,6 +509,24 @@ def test_rounds_go_through_the_source_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("batches", "steps", "rounds"),
+    [(2, 12, 6), (2, 13, 7), (4, 12, 3), (9, 12, 3), (1, 300, 30)],
+)
+def test_a_small_source_is_gone_through_more_often(
+    batches: int, steps: int, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bombus.methods._warmup.STEPS", steps)
+    made = []
+    monkeypatch.setattr("bombus.methods._warmup.ramp", lambda *_: lambda *at: made.append(at))
+    bee = Bee(make_tiny("batchnorm"), Bee.Config(seed=79), source=noise_batches(batches))
+    assert made == [(step, batches * rounds) for step in range(1, batches * rounds + 1)]
+    assert bee.config.warmup_rounds == rounds  # a result says what was chosen
+    save_warmup(bee, tmp_path / "w.safetensors")
+    again = Bee(make_tiny("batchnorm"), source=tmp_path / "w.safetensors")
+    assert again.config.warmup_rounds == rounds
+
+
+@pytest.mark.parametrize(
     "damage", ["cut", "absent", "other weights", "other levels", "other blocks", "other codes"]
 )
 def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> None:

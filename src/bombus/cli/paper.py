@@ -64,7 +64,7 @@ def paper(
         weights: in full: the trained network's file or shards, or a published name.
         data: in full: folder of the benchmark's images; by default where `bombus data` puts them.
         source: clean training images; without them methods that cannot do without are left out
-            (the demo has 1,000 of its own, which BEE gets if it is given "embedded").
+            (the demo has 1,000 of its own, which bee and bee-paper get if given "embedded").
         warmup: BEE's preparation, made by `bombus warmup`, in the place of source images; "{seed}"
             in its name stands for each seed.
         clean: of forgetting, in full: folder of clean test images.

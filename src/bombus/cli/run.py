@@ -61,7 +61,7 @@ def run(
         source: for methods that prepare on source data: a folder of clean training images (CIFAR
             as published, else class/image), or a file made by `bombus warmup`. Others never see it.
             The demo has its own: 1,000 training images, and of bee what it learnt from 50,000;
-            with "embedded" BEE, too, gets the 1,000.
+            with "embedded" bee and bee-paper, too, get the 1,000.
         stream: in which order the images come (see `bombus list streams`): continual is domain
             after domain, gradual lets the severity climb and fall in each (needs images of all
             severities), recurring comes back to the domains --visits times, mixed shuffles them

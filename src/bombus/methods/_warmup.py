@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 TOO_MANY_DIFFER = 0.35
 ENOUGH_TO_TELL = 32
 KEPT = 16  # warm-ups in the cache
+# Where no number of rounds is given: 3, and of a source too small for 300 steps up to 30.
+ROUNDS, MOST_ROUNDS, STEPS = 3, 30, 300
 NO_FINITE_ANSWER = (
     "The network answers none of the source images with finite numbers, so that nothing can be "
     "learnt from them; check its weights and how the images are normalised."
@@ -78,16 +81,18 @@ def warm_up(bee: Bee, source: Source) -> None:
         )
     if len(first) >= ENOUGH_TO_TELL:
         look_into_the_mirror(bee, bee.teach(bee.passes.views(first)).logits)
+    a_round, rounds = math.ceil(bee.config.warmup_images / len(first)), 1
+    if isinstance(source, Sized):
+        a_round = min(a_round, len(source))
+        few = min(MOST_ROUNDS, math.ceil(STEPS / a_round))
+        rounds = bee.config.warmup_rounds or max(ROUNDS, few)
+    bee.config = replace(bee.config, warmup_rounds=rounds)
     cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
     if _read_cached(bee, cached):
         return
     bee.source_answers = source_answers(bee, first.shape[1:])
-    a_round = total = math.ceil(bee.config.warmup_images / len(first))
-    if isinstance(source, Sized):
-        a_round = min(a_round, len(source))
-        total = a_round * bee.config.warmup_rounds
     opening = keeping(bee, itertools.chain([first], batches), trained_parameters(bee))
-    train(bee, itertools.chain(opening, _again(bee, source)), a_round, total)
+    train(bee, itertools.chain(opening, _again(bee, source)), a_round, a_round * rounds)
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
     _cache(bee, cached)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
         made = header["config"]
         facts["config"] = {name: made[name] for name in (*STRUCTURE, "trained")}
         facts["config"] |= {name: made[name] for name in PLACE if name in made}
+        facts["rounds"] = made.get("warmup_rounds")
         facts["source_answers"] = header.get("source_answers")  # not in earlier versions
         coded = {int(name.partition("/")[2]) for name in tensors if name.startswith(CODES)}
     except FileNotFoundError:
@@ -147,6 +148,8 @@ def load_warmup(bee: Bee, path: Path) -> None:
             raise CheckpointError(f"{without} `bombus warmup {bee.name}`, or give source images.")
         weight = f"rehearsal_weight={bee.config.rehearsal_weight:g}"
         bee.event("nothing to rehearse", reason=f"{without} {weight}, or give source images")
+    if bee.config.warmup_rounds is None:
+        bee.config = replace(bee.config, warmup_rounds=header["rounds"])
     bee.source_bytes = header["source_bytes"]
     bee.source_answers = header["source_answers"]
     _fill(bee, tensors)
