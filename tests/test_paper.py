@@ -27,6 +27,7 @@ from bombus.paper.ladder import draw_ladder
 from bombus.paper.layout import write_variants
 from bombus.paper.run import folder_of, for_seed, run_cells, time_left
 from bombus.report.layout import Table
+from bombus.report.records import read_run
 from bombus.report.table import to_latex
 from bombus.report.triggers import judge, judge_alarms
 from bombus.settings import make_config
@@ -354,6 +355,7 @@ def test_some_methods_of_a_table_with_settings_of_ones_own(
         (["--scale", "full", "--set", "rmt.lr=1"], "not rmt"),
         (["--set", "tent.lrr=1"], "no tent setting named 'lrr'"),
         (["--set", "tent.lr=-1"], "lr=-1"),
+        (["--source", "nowhere"], "nowhere"),
     ],
 )
 def test_what_a_table_cannot_be_asked_for_is_said_before_anything_runs(
@@ -388,6 +390,92 @@ def test_a_table_in_full_that_cannot_begin_leaves_nothing_behind(
     assert stopped.value.code != 0
     assert answer in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("asked", [["--source", "nope"], ["--warmup", "nope.safetensors"]])
+def test_source_data_that_is_not_there_is_told_before_anything_is_written(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "ablation", "--out", str(tmp_path / "out"), *asked])
+    assert stopped.value.code == 2
+    assert "nope" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_an_experiment_never_has_needs_no_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["paper", "ablation", "--methods", "rmt"])
+    said = capsys.readouterr().err
+    assert "not rmt" in said
+    assert "--source" not in said
+
+
+def test_the_ablation_has_the_papers_four_levels_where_the_network_has_them() -> None:
+    experiment = find_experiment("ablation")
+    three = {cell.name: cell for cell in experiment.cells(FULL)}
+    assert "four-levels" not in three
+    four = {cell.name: cell for cell in experiment.cells(replace(FULL, benchmark="imagenet-c"))}
+    assert list(four)[4:7] == ["line-4", "four-levels", "line-5"]
+    assert four["four-levels"].published == 60.1
+    assert four["four-levels"].settings.set["levels"] == "-4,-3,-2,-1"
+
+
+@pytest.mark.parametrize("name", ["ablation-car", "sensitivity"])
+def test_no_two_rows_of_the_demo_are_the_same_run_by_its_shortness(name: str) -> None:
+    """The demo's 60 (45) batches are too short for the paper's intervals and pools."""
+    cells = find_experiment(name).cells(Place())
+    facts = [(cell.facts.get("setting"), cell.facts.get("value")) for cell in cells]
+    assert name == "ablation-car" or len(set(facts)) == len(facts)
+    for cell in cells:
+        domains, size = 15, cell.settings.batch_size
+        assert cell.settings.samples is not None
+        assert size is not None
+        batches = domains * cell.settings.samples // size
+        assert int(cell.settings.set.get("replay_every", 0)) < batches
+        period = int(cell.settings.set.get("anchor_period", 30))
+        if cell.facts.get("setting") == "C_a":
+            assert int(cell.settings.set["anchors"]) <= batches // period
+
+
+def test_imagenets_methods_go_by_the_network_not_by_where_its_file_lies() -> None:
+    cells = find_experiment("imagenet").cells
+    cnn = {cell.name for cell in cells(replace(FULL, weights=(Path("invitro/r50.pt"),)))}
+    assert "rmt" in cnn
+    vit = {cell.name for cell in cells(replace(FULL, backbone="vit-b16-224"))}
+    assert "vida" in vit
+    assert vit == {
+        cell.name
+        for cell in cells(
+            replace(FULL, weights=(Path("timm:vit_base_patch16_224.augreg_in21k_ft_in1k"),))
+        )
+    }
+
+
+def test_the_cost_of_a_method_stands_beside_its_published_error(tmp_path: Path) -> None:
+    ledger = Path(__file__).parents[1] / "results" / "cifar10-c" / "wrn-28-10-rescaled"
+    cells = {cell.name: cell for cell in find_experiment("efficiency").cells(FULL)}
+    chosen = [
+        Finished(cells[name], (tmp_path,), (read_run(ledger / f"{name}-seed1.json"),))
+        for name in ("bee", "roid", "rdumb")
+    ]
+    find_experiment("efficiency").show(chosen, tmp_path)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert [cell["published"] for cell in stored["cells"]] == [12.7, 16.2, None]
+    assert len(stored["notes"]) == 2  # who says the one, and who the other
+    assert "16.2" in (tmp_path / "table.md").read_text()
+
+
+def test_a_mixed_stream_has_no_borders() -> None:
+    def batch(*domains: str) -> dict[str, Any]:
+        return {"domains": {name: {} for name in domains}, "events": []}
+
+    mixed = [batch("fog", "snow"), batch("snow", "frost"), batch("fog", "frost")]
+    judged = judge_alarms(mixed)
+    assert judged.borders == 0
+    assert str(judged) == "0 shifts noticed in a stream without borders between domains"
 
 
 def test_what_sets_a_line_apart_goes_before_ones_own_settings() -> None:

@@ -21,7 +21,7 @@ def test_tables_in_the_documents_agree_with_the_ledger(
 ) -> None:
     monkeypatch.chdir(ROOT)
     main(["results", "--check"])
-    assert capsys.readouterr().out.startswith("15 tables agree")
+    assert capsys.readouterr().out.startswith("17 tables agree")
 
 
 def test_a_typed_number_is_found_and_mended(
@@ -91,6 +91,13 @@ def test_lists_the_ledger(
     assert re.search(r"^  cotta +20\.19  1 seed$", given, re.MULTILINE)
     assert re.search(r"^  cotta +17\.05  3 seeds$", other, re.MULTILINE)
     assert re.search(r"^  bee-all-of-a-replay +11\.91  3 seeds$", said, re.MULTILINE)
+
+
+def test_a_folder_with_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["results", "elsewhere", "--check"])
+    assert stop.value.code == 2
+    assert "leave the folder out" in capsys.readouterr().err
 
 
 def test_without_a_ledger_it_says_where_to_look(

@@ -17,18 +17,21 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import bombus
 from bombus.backbones import create
 from bombus.backbones.weights import save_weights
 from bombus.cli import main
+from bombus.data.benchmarks import find_benchmark
 from bombus.errors import BombusError, CheckpointError, ConfigError, UnknownNameError, WeightsError
+from bombus.forgetting import clean_batches
 from bombus.methods import find_method
 from bombus.methods._warmup_file import save_warmup
 from bombus.methods.bee import Bee
 from bombus.paper import Cell
 from bombus.paper.run import folder_of
-from bombus.provenance import code_sha256, command_line, file_digests, versions
+from bombus.provenance import code_sha256, command_line, device_name, file_digests, versions
 from bombus.run_folder import FILES
 from bombus.runs import Run
 from bombus.settings import RunSettings, make_config, parse_setting
@@ -351,10 +354,12 @@ def test_a_run_of_two_codes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("bombus.run_folder.versions", lambda: {**versions(), "code": "other"})
     told: list[Any] = []
     result = Run(SMALL).execute(tmp_path / "two", resume=True, tell=told.append)
-    assert result["notes"] == [*said, f"run by code {now}, then other: resumed after a change"]
+    device = device_name(torch.device("cpu"))
+    change = f"run by code {now} on {device}, then other on {device}: resumed after a change"
+    assert result["notes"] == [*said, change]
     (finding,) = [f for f in told if "other code" in f.text]
     assert finding.state == "warn"
-    assert f"({now}, now other)" in finding.text
+    assert f"({now} on {device}, now other on {device})" in finding.text
     assert result["mean_error"] == whole["mean_error"]
     told.clear()
     Run(SMALL).execute(tmp_path / "two", resume=True, tell=told.append)
@@ -388,3 +393,56 @@ def test_a_transformer_has_settings_of_its_own() -> None:
     assert bee.for_network(vit).student_view == "none"
     assert bee.for_benchmark("imagenet-c", "vit").sample_queue == 640
     assert bee.for_network(cnn) == bee()
+
+
+def test_another_gpu_goes_on_with_a_run_and_the_result_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(progress: Any) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    whole = Run(SMALL).execute(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        Run(SMALL).execute(tmp_path / "two", watch=stop, checkpoint_every=2)
+    monkeypatch.setattr("bombus.runs.device_name", lambda _: "another GPU")
+    result = Run(replace(SMALL, device="cpu")).execute(tmp_path / "two", resume=True)
+    assert result["mean_error"] == whole["mean_error"]
+    assert "then" in result["notes"][-1]
+    assert "on another GPU" in result["notes"][-1]
+    # Finished, it is whoever's that asks for it.
+    assert Run(SMALL).execute(tmp_path / "two", resume=True) == result
+
+
+def test_a_cell_is_one_run_on_whichever_device() -> None:
+    names = {
+        folder_of(Cell("tent", replace(SMALL, device=device)), 1, Path("runs"))
+        for device in ("auto", "cpu", "cuda:0", "cuda:1")
+    }
+    assert len(names) == 1
+
+
+def test_an_answer_from_a_window_is_charged_with_the_whole_window(tmp_path: Path) -> None:
+    settings = replace(SMALL, stream="single", samples=10, batch_size=5)
+    cost = Run(settings).execute(tmp_path / "run")["cost"]
+    # The window fills up: 1, 2, 3, 4 images, then 5 each time; one in five is learnt from.
+    assert cost["forwards_per_batch"] == pytest.approx((1 + 2 + 3 + 4 + 16 * 5) / 20)
+    assert cost["backwards_per_batch"] == pytest.approx(4 * 5 / 20)
+
+
+def test_clean_images_of_a_folder_are_sized_and_numbered_as_the_streams(tmp_path: Path) -> None:
+    def picture(*place: str, colour: tuple[int, int, int]) -> None:
+        file = tmp_path.joinpath(*place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), colour).save(file)
+
+    for name, colour in (("ant", (250, 0, 0)), ("bee", (0, 250, 0)), ("cat", (0, 0, 250))):
+        picture("data", "fog", name, "0.png", colour=colour)
+    picture("clean", "cat", "0.png", colour=(0, 0, 250))  # one class alone, numbered by itself 0
+    benchmark = find_benchmark("folder")
+    images = benchmark.open(tmp_path / "data")
+    names = ("ant", "bee", "cat")
+    assert getattr(images, "class_names") == names  # noqa: B009 - of folders alone
+    ((x, y),) = clean_batches(benchmark, tmp_path / "clean", 4, 3, names)
+    assert x.shape == (1, 3, 32, 32)
+    assert y.tolist() == [2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +23,27 @@ IMAGES = 5000  # as in the paper
 
 
 def clean_batches(
-    benchmark: Benchmark, folder: Path, batch_size: int, classes: int
+    benchmark: Benchmark,
+    folder: Path,
+    batch_size: int,
+    classes: int,
+    class_names: Sequence[str] | None = None,
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Up to 5,000 labelled clean test images, drawn once and for all."""
+    """Up to 5,000 labelled clean test images, drawn once and for all, numbered and sized as the
+    stream's are."""
     if benchmark.weights:  # embedded, and so are the images
         if folder != EMBEDDED:
             raise DataError("The demo's clean images are embedded; say --clean embedded.")
         return _embedded(batch_size)
     if benchmark.source != "class folders":
         return SourceBatches(load_cifar(folder, "test", benchmark.source), batch_size, count=IMAGES)
-    return FolderBatches(folder, batch_size, classes=classes, size=(256, 224))
+    return FolderBatches(
+        folder,
+        batch_size,
+        class_names=class_names,
+        classes=classes,
+        size=benchmark.source_size,
+    )
 
 
 def _embedded(batch_size: int) -> list[tuple[Tensor, Tensor]]:

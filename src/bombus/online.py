@@ -49,8 +49,8 @@ def adapt_online(
             "events": list(last.events),
             "ms": round(watch.ms, 3),
             "phases_ms": last.phases,
-            "forwards": round(passes.entered / len(x), 4),
-            "backwards": round(passes.returned / len(x), 4),
+            "forwards": round(passes.entered / len(batch.y), 4),
+            "backwards": round(passes.returned / len(batch.y), 4),
         }
 
 

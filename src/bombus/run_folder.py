@@ -19,7 +19,8 @@ from bombus.provenance import versions
 
 SETTINGS = "settings.json"
 CONFIG = "config"
-CODE = "code"  # in it: who ran which part, not what was asked for
+CODE = "code"  # in it: what ran which part, and on what device; not what was asked for
+DEVICE = "device"  # one of several GPUs may go on with what another began
 FILES = "files"  # in it: what tells files of the same name apart
 
 
@@ -31,7 +32,11 @@ def find_finished(out: Path, asked: dict[str, Any], resume: bool) -> dict[str, A
                 f"{out} already holds a run; add --resume to go on with it, or choose "
                 "another --out."
             )
-        before = {k: v for k, v in _read_json(out / SETTINGS).items() if k != CODE}
+        stored = _read_json(out / SETTINGS)
+        before, asked = (
+            {k: v for k, v in settings.items() if k not in (CODE, DEVICE)}
+            for settings in (stored, asked)
+        )
         # An earlier version went by names of files and by what was asked for alone.
         asked = {k: v for k, v in asked.items() if k in before or k not in (CONFIG, FILES)}
         if CONFIG in before:
@@ -67,25 +72,30 @@ def made(out: Path) -> Iterator[None]:
         raise
 
 
-def begin(out: Path, asked: dict[str, Any]) -> list[str]:
-    """Write what was asked, and return the code that begins with it."""
-    codes = [versions()["code"]]
-    checkpoint.write_json(out / SETTINGS, {**asked, CODE: codes})
-    return codes
+def begin(out: Path, asked: dict[str, Any], device: str) -> list[str]:
+    """Write what was asked, and return who begins with it: code and device."""
+    who = [_whoever(device)]
+    checkpoint.write_json(out / SETTINGS, {**asked, CODE: who})
+    return who
 
 
-def go_on(out: Path, done: int) -> tuple[list[str], Finding | None]:
-    """Remember who goes on with a run; a finding if that is other code than before."""
-    stored, now = _read_json(out / SETTINGS), versions()["code"]
-    codes = [*stored.get(CODE, ["?"])]
-    if codes[-1] == now:
-        return codes, None
-    checkpoint.write_json(out / SETTINGS, {**stored, CODE: [*codes, now]})
-    return [*codes, now], Finding(
+def go_on(out: Path, done: int, device: str) -> tuple[list[str], Finding | None]:
+    """Remember who goes on with a run; a finding if that is other code or another device."""
+    stored, now = _read_json(out / SETTINGS), _whoever(device)
+    who = [*stored.get(CODE, ["?"])]
+    if who[-1] == now:
+        return who, None
+    checkpoint.write_json(out / SETTINGS, {**stored, CODE: [*who, now]})
+    return [*who, now], Finding(
         "warn",
-        f"The first {done} batches were run by other code ({codes[-1]}, now {now}), so that the "
-        "result is of neither alone; for a clean one start anew in another --out.",
+        f"The first {done} batches were run by other code or on another device ({who[-1]}, now "
+        f"{now}), so that the result is of neither alone; for a clean one start anew in another "
+        "--out.",
     )
+
+
+def _whoever(device: str) -> str:
+    return f"{versions()['code']} on {device}"
 
 
 def cut_back(log: Path, saved: Path) -> list[dict[str, Any]]:

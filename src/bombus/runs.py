@@ -94,7 +94,9 @@ class Run:
         size = self.stream.batch_size
         self.clean: Iterable[tuple[Tensor, Tensor]] | None = None
         if settings.clean is not None:
-            self.clean = clean_batches(benchmark, settings.clean, size, self.classes)
+            self.clean = clean_batches(
+                benchmark, settings.clean, size, self.classes, self._class_names
+            )
 
     def execute(
         self,
@@ -121,10 +123,10 @@ class Run:
             before = self._clean_error(adapter, "clean_before") if not records else {}
         if not records:
             # Only now: a run that could not begin leaves nothing in the way of the next try.
-            codes = run_folder.begin(out, self._asked)
+            who = run_folder.begin(out, self._asked, device_name(self.device))
             log.write_bytes(b"")
         else:
-            codes, changed = run_folder.go_on(out, len(records))
+            who, changed = run_folder.go_on(out, len(records), device_name(self.device))
             if changed is not None and tell is not None:
                 tell(changed)
         meter = _meter(records)
@@ -158,12 +160,18 @@ class Run:
             file.flush()
             os.fsync(file.fileno())
         result: dict[str, Any] = checkpoint.finite(
-            self._result(adapter, meter, records, codes, warmup)
+            self._result(adapter, meter, records, who, warmup)
         )
         checkpoint.write_json(out / "run.json", result)
         if not keep_adapter:
             run_folder.remove(saved)
         return result
+
+    @property
+    def _class_names(self) -> Sequence[str] | None:
+        """Of images that come with names: clean and training images are numbered alike."""
+        names: Sequence[str] | None = getattr(self.images, "class_names", None)
+        return names
 
     @cached_property
     def _asked(self) -> dict[str, Any]:
@@ -198,8 +206,7 @@ class Run:
         return self.method.load(saved, self.model), run_folder.cut_back(log, saved)
 
     def _adapter(self) -> Adapter:
-        class_names = getattr(self.images, "class_names", None)
-        source = find_source(self.settings, self.stream.batch_size, class_names)
+        source = find_source(self.settings, self.stream.batch_size, self._class_names)
         with autocast(self.device, self.settings.precision):
             return self.method(self.model, self.config, source=source)
 
@@ -246,11 +253,12 @@ class Run:
         adapter: Adapter,
         meter: ErrorMeter,
         records: list[dict[str, Any]],
-        codes: Sequence[str],
+        who: Sequence[str],
         warmup: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        mixed = f"run by code {', then '.join(codes)}: resumed after a change"
+        mixed = f"run by code {', then '.join(who)}: resumed after a change"
         events = [{"batch": r["batch"], **event} for r in records for event in r["events"]]
+        period = self.stream.answers_a_step
         return {
             "method": self.settings.method,
             "benchmark": self.settings.benchmark,
@@ -259,9 +267,9 @@ class Run:
             "mean_error": round(meter.mean(), 4),
             "domains": meter.rows(self.stream.domains),
             **self._parts(records),
-            **summarise_quality(records, self.classes),
+            **summarise_quality(records, self.classes, settles=self.stream.settles),
             "cost": {
-                "ms_per_batch": round(typical_ms([r["ms"] for r in records]), 3),
+                "ms_per_batch": round(typical_ms([r["ms"] for r in records], period), 3),
                 "forwards_per_batch": _mean([r["forwards"] for r in records]),
                 "backwards_per_batch": _mean([r["backwards"] for r in records]),
                 "peak_memory_mb": round(peak_memory_mb(self.device), 1),
@@ -274,7 +282,7 @@ class Run:
             "data": self.images.describe(),
             "weights_sha256": self.weights.sha256,
             "weights": [p.name for p in self.settings.weights],
-            "notes": [*self.weights.notes, *([mixed] if len(codes) > 1 else [])],
+            "notes": [*self.weights.notes, *([mixed] if len(who) > 1 else [])],
             "preflight": [finding.text for finding in self.findings],
             "input": adapter.input.to_dict(),
             "source_access": "none" if adapter.source_bytes is None else adapter.needs,

@@ -70,17 +70,12 @@ def test_an_answer_that_is_not_finite_is_left_out_and_missed(poison: float) -> N
     assert sum(samples for samples, _, _ in confidence_bins(logits, y)) == 19
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 12, 21])
+@pytest.mark.parametrize("count", [2, 3, 5, 12, 21, 22, 30, 100, 1000])
 def test_intervals_are_student_t(count: int) -> None:
     values = [math.sin(7 * i) for i in range(count)]
     low, high = stats.t.interval(0.95, count - 1, loc=sum(values) / count, scale=stats.sem(values))
     assert half_width(values) == pytest.approx((high - low) / 2, rel=1e-3)
     assert half_width(values[:1]) is None
-
-
-def test_many_seeds_come_near_the_normal() -> None:
-    values = [float(i % 2) for i in range(100)]
-    assert half_width(values) == pytest.approx(1.96 * stats.sem(values))
 
 
 def test_speed_counts_batches_before_the_first_good_window() -> None:

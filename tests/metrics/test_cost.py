@@ -33,3 +33,8 @@ def test_times_are_of_the_wall_and_the_first_batches_do_not_count() -> None:
     assert 0 < watch.ms < 10_000
     assert typical_ms([900.0, 10.0, 11.0, 12.0, 10.0]) == 11.0
     assert typical_ms([]) == 0.0
+    # One call in four learns: 1, 1, 1, 9 are 3 each, whatever the first and an odd one out took.
+    rounds = [50.0, 1.0, 1.0, 9.0] + [1.0, 1.0, 1.0, 9.0] * 3
+    assert typical_ms(rounds, 4) == 3.0
+    assert typical_ms([*rounds, 700.0], 4) == 3.0
+    assert typical_ms([1.0, 3.0], 4) == 2.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bombus.data.streams import find_stream
 from bombus.metrics.calibration import confidence_bins, log_loss
 from bombus.metrics.error import count_errors
 from bombus.metrics.quality import has_collapsed, summarise_quality
@@ -129,3 +130,24 @@ def test_a_run_that_diverged_is_not_flattered(poison: float) -> None:
     assert diverged["calibration_error"] is None
     assert diverged["log_loss"] is None
     assert diverged["not_finite"] == 30
+
+
+def test_no_speed_where_a_visit_is_not_alike_throughout() -> None:
+    climbing = [record("fog", wrong) for wrong in (10, 20, 30, 40, 50, 40, 30, 20, 10) * 3]
+    assert summarise_quality(climbing, 10)["batches_to_adapt"] is not None
+    assert summarise_quality(climbing, 10, settles=False)["batches_to_adapt"] is None
+
+
+def test_streams_that_settle() -> None:
+    def settles(kind: str, **options: float) -> bool:
+        return find_stream(kind)(domains=("fog", "snow"), **options).settles
+
+    assert all(map(settles, ("continual", "random", "recurring")))
+    assert not any(map(settles, ("gradual", "changing", "single", "correlated")))
+    assert not settles("recurring", delta=0.1)
+
+
+def test_clean_errors_of_mixed_batches_are_of_no_one_domain() -> None:
+    mixed = record("fog", 10, clean_before=5.0, clean_error=6.0)
+    mixed["domains"]["snow"] = {"wrong": 1, "samples": 100}
+    assert summarise_quality([mixed], 10)["clean"]["after"] == [{"domain": "mixed", "error": 6.0}]

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,37 @@ def test_refuses_nonsense(runs):
         compare(())
     with pytest.raises(BombusError, match="--digits 9"):
         compare((runs,), digits=9)
+
+
+def experiment(folder: Path, **changes: Any) -> Path:
+    """A results.json of `bombus paper` beside its runs."""
+    cell = {"name": "one", "facts": {"queue": True}, "published": 12.5, "runs": ["bn"], **changes}
+    file = folder / "results.json"
+    file.write_text(json.dumps({"title": "Queue", "notes": ["A note."], "cells": [cell]}))
+    return file
+
+
+def test_the_table_of_an_experiment_takes_what_it_can_and_refuses_the_rest(runs, capsys):
+    file = experiment(runs)
+    compare((file,), digits=1, published=False)
+    said = capsys.readouterr().out
+    assert "40.0" in said
+    assert "12.5" not in said
+    compare((file,))
+    said = capsys.readouterr().out
+    assert "40.00" in said
+    assert "12.5" in said
+    for asked in ({"cost": True}, {"intervals": True}, {"by": "visit"}, {"means": True}):
+        with pytest.raises(BombusError, match="is one table"):
+            compare((file,), **asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({"runs": []}, "one has no runs"), ({"published": "12,5"}, "12,5")]
+)
+def test_an_experiment_that_is_not_whole_is_one_sentence(runs, changes, told):
+    with pytest.raises(BombusError, match=rf"no whole result of `bombus paper`.*{told}"):
+        compare((experiment(runs, **changes),))
 
 
 def test_does_not_wait_for_torch(runs):

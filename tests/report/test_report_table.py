@@ -342,7 +342,7 @@ def test_text_fits_and_lines_up(everything):
     assert re.findall(r"[\d.]+\*", bee) == [f"{v:.1f}*" for v in full(1)]
     assert bee.index("11.0*") == lines[2].index("Gauss")
     # What is printed never stands without the mean that it belongs to.
-    beside = "Mean +BEE paper TTA repo ms/batch forwards backwards peak MB source data"
+    beside = "Mean +BEE paper TTA repo ms/batch forwards backwards peak MiB source data"
     assert re.search(beside, text)
     assert re.search(r"bee +18\.0\* +12\.7 +12\.3 +1 +0\.5 +1234 +samples", text)
     narrow = to_text(make_tables_without_published(everything))

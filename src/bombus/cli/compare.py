@@ -17,10 +17,11 @@ def compare(
     quality: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     intervals: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     means: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    by: Literal["visit", "severity"] | None = None,
     published: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = True,
-    digits: int = 1,
+    digits: int | None = None,
     out: Path | None = None,
 ) -> None:
     """Put runs side by side in a table: error in per cent by domain, best and second best marked.
@@ -38,8 +39,10 @@ def compare(
         quality: add calibration error, log loss and how many batches a domain takes to adapt to.
         intervals: give the 95 % interval over seeds of every error, domains included.
         means: one table for all: a column a benchmark, network or stream, its mean error.
+        by: a column a visit (recurring streams) or a severity (gradual ones) in the place of one a
+            domain.
         published: leave the published numbers out.
-        digits: decimals of an error.
+        digits: decimals of an error; by default 1, in the table of a results.json 2.
         out: write to this file instead of the terminal.
     """
     import os
@@ -51,21 +54,33 @@ def compare(
     from bombus.report import table
     from bombus.report.experiment import is_experiment, read_experiment
     from bombus.report.means import means_table
+    from bombus.report.parts import parts_tables
     from bombus.report.records import find_runs, find_unfinished, read_run, write_file
 
     if not runs:
         raise ConfigError("Name the runs to compare, e.g. `bombus compare runs/tent runs/bee`.")
-    if not 0 <= digits <= 6:
+    if digits is not None and not 0 <= digits <= 6:
         raise ConfigError(f"Got --digits {digits}, expected 0 to 6.")
     experiments = [path for path in runs if is_experiment(path)]
     others = [path for path in runs if path not in experiments]
+    if experiments and (cost or quality or intervals or means or by):
+        raise ConfigError(
+            f"{experiments[0]} is one table, with intervals where there are seeds; leave out "
+            "--cost, --quality, --intervals, --means and --by, or name the folder of its runs."
+        )
+    errors = 1 if digits is None else digits
     results = sorted(map(read_run, find_runs(others)), key=lambda run: place(run.method))
     for folder in find_unfinished(others):
         print(f"bombus: left out {folder}, which is unfinished (--resume).", file=sys.stderr)
-    if means and (cost or quality):
-        raise ConfigError("--means has room for the means alone; leave out --cost and --quality.")
+    if (means or by) and (cost or quality or (means and by)):
+        raise ConfigError(
+            f"{'--means' if means else f'--by {by}'} has room for errors alone; leave out --cost, "
+            "--quality and what else makes another table."
+        )
     if means:
-        tables = [means_table(results, intervals=intervals, digits=digits)] if results else []
+        tables = [means_table(results, intervals=intervals, digits=errors)] if results else []
+    elif by:
+        tables = parts_tables(results, by, intervals=intervals, digits=errors)
     else:
         tables = table.make_tables(
             results,
@@ -73,9 +88,10 @@ def compare(
             cost=cost,
             quality=quality,
             intervals=intervals,
-            digits=digits,
+            digits=errors,
         )
-    tables += map(read_experiment, experiments)
+    finer = 2 if digits is None else digits
+    tables += [read_experiment(e, published=published, digits=finer) for e in experiments]
     if format == "text":
         screen = out is None and sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if screen else 120

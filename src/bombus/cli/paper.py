@@ -77,8 +77,11 @@ def paper(
         set: settings of a method for a network that is not the published one; what sets the lines
             of an ablation apart stays as it is.
     """
+    from dataclasses import replace
+
     from bombus.cli.run import pairs
     from bombus.cli.view import RunView, say
+    from bombus.data.benchmarks import EMBEDDED
     from bombus.errors import ConfigError, UnknownNameError
     from bombus.fields import Count, Seed, check
     from bombus.methods import find_method
@@ -122,7 +125,8 @@ def paper(
     runnable = dict.fromkeys(cell.settings.method for cell in cells)
     for asked in (*methods, *own):
         if find_method(asked).name not in runnable:
-            needy = find_method(asked).needs != "none" and not source
+            given = experiment.cells(replace(place, source=source or EMBEDDED))
+            needy = asked in (cell.settings.method for cell in given)
             why = "; it needs --source" if needy else ""
             raise ConfigError(f"{name} runs {', '.join(runnable)} here, not {asked}{why}.")
     for row in rows:

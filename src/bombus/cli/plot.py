@@ -44,7 +44,7 @@ def plot(
         if len(runs) > 1:
             raise ConfigError(f"The loss is drawn of one run at a time, but {len(runs)} are given.")
         paths = loss_figure(runs[0], place)
-        print(f"Shifts noticed and borders of domains: {judge_alarms(read_batches(runs[0]))}.")
+        print(f"The loss against the stream: {judge_alarms(read_batches(runs[0]))}.")
     else:
         from bombus.report.figures import stream_figure
         from bombus.report.records import find_runs

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from bombus.errors import DataError
+from bombus.errors import ConfigError, DataError
 
 # A table in a document stands between the command that makes it and an end mark.
 _BLOCK = re.compile(
@@ -38,6 +38,11 @@ def results(
         check: fail if a table in README.md or docs/*.md is not what its command prints.
         write: put what its command prints in the place of each such table.
     """
+    if (check or write) and folder != Path("results"):
+        raise ConfigError(
+            f"Got the folder {folder} with --{'check' if check else 'write'}, but the tables of "
+            "documents name their runs themselves; leave the folder out."
+        )
     if check or write:
         _documents(write)
         return

@@ -92,6 +92,20 @@ class Stream:
         """The concentration of labels in time (see by_class); None where labels do not matter."""
         return None
 
+    @property
+    def settles(self) -> bool:
+        """Whether a visit to a domain is alike from its first batch to its last.
+
+        Only then can one say how soon a method has found its way there: where images grow harder,
+        or labels come in bursts, the error moves without it.
+        """
+        return self.bursts is None
+
+    @property
+    def answers_a_step(self) -> int:
+        """How many calls of the adapter there are to one from which it learns."""
+        return 1
+
     def legs(self) -> list[Leg]:
         return [Leg(domain, self.severity) for domain in self.domains]
 

@@ -33,6 +33,10 @@ class Gradual(Stream):
 
     kind = "gradual"
 
+    @property
+    def settles(self) -> bool:
+        return False
+
     def legs(self) -> list[Leg]:
         return [Leg(domain, s) for domain in self.domains for s in up_and_down(self.severity)]
 
@@ -166,6 +170,10 @@ class Changing(Stream):
 
     kind = "changing"
 
+    @property
+    def settles(self) -> bool:
+        return False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.domains) < 2:
@@ -218,6 +226,14 @@ class Single(Stream):
 
     kind = "single"
     own_batch_size = 16
+
+    @property
+    def settles(self) -> bool:
+        return False  # so many images would have to be one batch to have an error
+
+    @property
+    def answers_a_step(self) -> int:
+        return self.batch_size
 
     def plan(self, sizes: Mapping[str, int], labels: Mapping[str, Numbers] | None = None) -> Plan:
         """One entry an image: the newest of the window."""

@@ -164,8 +164,9 @@ class BeeConfig(BaseConfig):
     warmup_rounds: Count | None = None
     """Ours: how often the source images are gone through, where they can be read again. None: 3,
     and of a source too small for 300 steps up to 30. Extras, WRN-28-10, 50,000 images: 9.8 after
-    three rounds, 10.6 after one. Extras, WRN-16-1, 1,000 images in batches of 100: 3 rounds 22.8,
-    10 21.4, 30 19.9, 60 20.6, 150 24.8, learnt by heart (50,000: 19.1). Paper: once."""
+    three rounds, 10.6 after one. Extras, WRN-16-1, 1,000 images in batches of 100, at the rate
+    that fits it: 3 rounds 22.8, 10 21.4, 30 19.9, 60 20.6, 150 24.8, learnt by heart (50,000:
+    19.1). Paper: once."""
     warmup_view: ViewName = "strong"
     """Ours: the student's view in the warm-up. On the extra corruptions, one seed, the strong view
     is worth 1.0 points over none (WRN-28-10), 0.5 over the mild one (WRN-16-1), most on noise."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from bombus.metrics.calibration import add_bins, calibration_error
 from bombus.metrics.speed import batches_to_adapt
+from bombus.report.records import main_domain
 
 Records = Sequence[dict[str, Any]]
 
@@ -20,9 +21,10 @@ ONE_SIDED = 0.3  # of a batch's images
 GUESSING = 0.9  # of the error of guessing
 
 
-def summarise_quality(records: Records, classes: int) -> dict[str, Any]:
+def summarise_quality(records: Records, classes: int, *, settles: bool = True) -> dict[str, Any]:
     """Calibration error (%), log loss (nats), batches to adapt, collapse, error on clean images.
 
+    Batches to adapt are unknown where the stream does not settle (`Stream.settles`).
     The first two are unknown as soon as one answer is not finite: such an answer has no confidence,
     and over the others alone a run that diverged would look better than a sound one.
     """
@@ -36,11 +38,11 @@ def summarise_quality(records: Records, classes: int) -> dict[str, Any]:
         "calibration_error": round(calibration_error(bins), 4) if known else None,
         "log_loss": round(total / answered, 5) if known else None,
         "not_finite": not_finite,
-        "batches_to_adapt": _speed(records),
+        "batches_to_adapt": _speed(records) if settles else None,
         "collapsed": has_collapsed(records, classes),
     }
     after = [
-        {"domain": next(iter(record["domains"])), "error": record["clean_error"]}
+        {"domain": main_domain(record), "error": record["clean_error"]}
         for record in records
         if "clean_error" in record
     ]

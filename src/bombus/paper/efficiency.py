@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from bombus.paper.cifar_cnn import METHODS, runnable
 from bombus.paper.layout import write_variants
 from bombus.report.columns import COST, costs_of, format_value, quickest
 from bombus.report.figures import COLOURS, clear_axes, drawing, name_points, save_pictures
+from bombus.report.published import PublishedRow, published_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +33,21 @@ def cells(place: Place) -> list[Cell]:
 
 
 def show(finished: Sequence[Finished], out: Path) -> list[Path]:
-    rows = [f.with_facts(_costs(f)) for f in finished]
-    return [*write_variants(TITLE, CLAIM, rows, out), *_draw(finished, out)]
+    rows, origins = [], dict[str, None]()
+    for f in finished:
+        printed = _printed(f)
+        cell = replace(f.cell, published=printed.mean if printed else None)
+        rows.append(replace(f, cell=cell).with_facts(_costs(f)))
+        if printed:
+            origins[f"published ({printed.short}): {printed.origin}."] = None
+    return [*write_variants(TITLE, CLAIM, rows, out, [*origins]), *_draw(finished, out)]
+
+
+def _printed(f: Finished) -> PublishedRow | None:
+    """Of the same network on the same benchmark, the paper's own figure before others'."""
+    run = f.runs[0]
+    lines = published_rows(run.benchmark, run.backbone, run.method)
+    return min(lines, key=lambda line: line.short != "BEE paper", default=None)
 
 
 def _costs(f: Finished) -> dict[str, str]:
@@ -64,7 +79,7 @@ def _draw(finished: Sequence[Finished], out: Path) -> list[Path]:
             axis.set_major_formatter("{x:g}")
             axis.set_minor_locator(NullLocator())
         by_time.set_xlabel("ms a batch")
-        by_memory.set_xlabel("peak memory (MB)")
+        by_memory.set_xlabel("peak memory (MiB)")
         by_time.set_ylabel("mean error (%)")
         for axes, own in points.items():
             axes.margins(0.08)

@@ -12,6 +12,9 @@ from bombus.report.layout import Table
 from bombus.report.records import write_file
 from bombus.report.table import to_latex, to_markdown, to_text
 
+# Of a table whose printed figures are not of this benchmark, whatever it was run on.
+PRINTED = "published: the paper's mean error, of a ResNet-50 on ImageNet-C."
+
 
 def write_variants(
     title: str, claim: str, finished: Sequence[Finished], out: Path, notes: Sequence[str] = ()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bombus.data.benchmarks import find_benchmark
 from bombus.lock import locked
 from bombus.methods import find_method
+from bombus.models import find_source
 from bombus.paper import Cell, Finished, as_text
 from bombus.provenance import file_digests
 from bombus.report.records import RESULT, read_run
@@ -76,8 +77,13 @@ def run_cells(
         spent.setdefault(settings.method, []).append(time.perf_counter() - begun)
 
     if waiting := [folder for folder in jobs if not _is_finished(folder)]:
-        cell, seed = jobs[waiting[0]]
-        open_run(for_seed(cell.settings, seed))  # what is refused leaves no folder behind
+        # What is refused leaves no folder behind.
+        asked = [for_seed(cell.settings, seed) for cell, seed in map(jobs.__getitem__, waiting)]
+        size = open_run(asked[0]).stream.batch_size
+        for source in {
+            s.source: s for s in asked if find_method(s.method).needs != "none"
+        }.values():
+            find_source(source, size)
     runs.mkdir(parents=True, exist_ok=True)
     while waiting := [folder for folder in jobs if not _is_finished(folder)]:
         taken = 0
@@ -120,6 +126,7 @@ def folder_of(cell: Cell, seed: int, runs: Path) -> Path:
     settings = for_seed(cell.settings, seed)
     files = file_digests(settings.weights, settings.source)
     asked = {**cell.settings.to_dict(), "seed": None, "set": _chosen(settings), "files": files}
+    asked["device"] = "auto"  # whichever of several GPUs makes it, it is the same run
     return runs / f"{cell.settings.method}-{_digest(asked)}-seed{seed}"
 
 

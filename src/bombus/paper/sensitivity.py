@@ -28,10 +28,12 @@ def cells(place: Place) -> list[Cell]:
     # A short stream hardly triggers a replay: there it comes every few batches.
     rhythm = {} if place.full else {"replay_every": 8, "anchor_period": 30 // 8}
     base = {"replay": "weighted", **rhythm}
+    # So short, it leaves 15 anchors: the periods are shorter, and the pools smaller (2 at least).
+    shorter = {} if place.full else {"anchor_period": 8, "anchors": 4}
     made = []
     for name, sign, _, values in PANELS:
         for value in values:
-            scaled = value if place.full or name != "anchor_period" else max(1, value // 8)
+            scaled = max(2 if name == "anchors" else 0, value // shorter.get(name, 1))
             settings = place.settings("bee", "cifar10-c", **{**base, name: scaled})
             made.append(Cell(f"{name}-{value}", settings, {"setting": sign, "value": scaled}))
     return made

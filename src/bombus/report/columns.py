@@ -22,7 +22,7 @@ COST = (
     Column("ms_per_batch", "ms/batch", "cost", 1),
     Column("forwards", "forwards", "cost", None),
     Column("backwards", "backwards", "cost", None),
-    Column("peak_memory_mb", "peak MB", "cost", 0),
+    Column("peak_memory_mb", "peak MiB", "cost", 0),
     Column("source_access", "source data", "cost", None),
     Column("source_mb", "source MB", "cost", 0),
 )
@@ -32,7 +32,9 @@ QUALITY = (
     Column("calibration_error", "calib. %", "cost", 2),
     Column("log_loss", "log loss", "cost", 3),
     Column("batches_to_adapt", "to adapt", "cost", 1),
+    Column("forgotten", "forgotten", "cost", 2),
 )
+SOMETIMES = ("batches_to_adapt", "forgotten")  # only where a run of the table has it
 BY_CONFIDENCE = ("calibration_error", "log_loss")
 
 

@@ -29,13 +29,21 @@ class Variant:
     runs: tuple[RunResult, ...]  # one a seed
 
 
-def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str] = ()) -> Table:
+def variants_table(
+    title: str,
+    variants: Sequence[Variant],
+    notes: Sequence[str] = (),
+    *,
+    published: bool = True,
+    digits: int = 2,
+) -> Table:
+    """`notes` say what "published" is of, where any of the variants has a printed figure."""
     first = variants[0].runs[0]
     heading = f"{title}, {first.benchmark}, {first.backbone}"
     names = list(dict.fromkeys(name for v in variants for name in v.facts))
     columns = [Column(name, name, "cost", None) for name in names]
-    columns.append(Column("mean", "mean error", "mean", 2))
-    printed = any(v.published is not None for v in variants)
+    columns.append(Column("mean", "mean error", "mean", digits))
+    printed = published and any(v.published is not None for v in variants)
     columns += [Column("published", "published", "cost", 1)] if printed else []
     rows = []
     for v in variants:
@@ -47,8 +55,6 @@ def variants_table(title: str, variants: Sequence[Variant], notes: Sequence[str]
     said = list(notes)
     if any(len(v.runs) > 1 for v in variants):
         said.append(spread_note(intervals=True))
-    if printed:
-        said.append("published: the paper's mean error, of a ResNet-50 on ImageNet-C.")
     return Table(heading, tuple(columns), tuple(mark_best(rows, columns)), tuple(said), True)
 
 
@@ -65,7 +71,7 @@ def is_experiment(path: Path) -> bool:
     return isinstance(stored, dict) and "cells" in stored
 
 
-def read_experiment(path: Path) -> Table:
+def read_experiment(path: Path, *, published: bool = True, digits: int = 2) -> Table:
     """The table of a results.json, made from the runs it names.
 
     They lie in `runs` beside the file, or beside its folder: a folder each, or a JSON file each. A
@@ -77,13 +83,21 @@ def read_experiment(path: Path) -> Table:
             Variant(
                 str(cell["name"]),
                 dict(cell["facts"]),
-                cell["published"],
+                None if cell["published"] is None else float(cell["published"]),
                 tuple(_find(name, path) for name in cell["runs"]),
             )
             for cell in stored["cells"]
         ]
-        return variants_table(stored["title"], variants, stored["notes"])
-    except (KeyError, TypeError, IndexError) as error:
+        if empty := [v.name for v in variants if not v.runs]:
+            raise ValueError(f"{empty[0]} has no runs")
+        return variants_table(
+            str(stored["title"]),
+            variants,
+            [str(note) for note in stored["notes"]],
+            published=published,
+            digits=digits,
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(
             f"{path} is no whole result of `bombus paper` ({error}); make it again."
         ) from None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bombus.errors import BombusError, ConfigError, DataError
 from bombus.report.groups import Group, group_runs, split_by_task
-from bombus.report.records import read_batches, read_run, write_file
+from bombus.report.records import main_domain, read_batches, read_run, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,12 +128,6 @@ def _running_sum(values: NDArray[np.float64], width: int) -> NDArray[np.float64]
     return total
 
 
-def _main_domain(record: dict[str, Any]) -> str:
-    """The batch's domain; batches of several make one stretch, whichever prevails in each."""
-    names = list(record["domains"])
-    return names[0] if len(names) == 1 else "mixed"
-
-
 def _totals(record: dict[str, Any]) -> tuple[int, int]:
     counts = record["domains"].values()
     return sum(c["wrong"] for c in counts), sum(c["samples"] for c in counts)
@@ -172,7 +166,7 @@ def _draw(groups: Sequence[Group], curves: Sequence[Curve], out: Path) -> list[P
 def find_stretches(records: Sequence[dict[str, Any]]) -> list[Stretch]:
     stretches = []
     seen = 0
-    for domain, group in itertools.groupby(records, key=_main_domain):
+    for domain, group in itertools.groupby(records, key=main_domain):
         batches = list(group)
         samples = np.array([_totals(record)[1] for record in batches], dtype=np.float64)
         start, seen = seen, seen + int(samples.sum())

@@ -68,6 +68,14 @@ def severity_of(run: RunResult) -> int | None:
     return severity
 
 
+def severity_in_words(run: RunResult) -> str:
+    severity = severity_of(run)
+    if severity is None:
+        return ""
+    climbs = run.stream.get("kind") == "gradual" and severity > 1
+    return f"severity 1 to {severity}" if climbs else f"severity {severity}"
+
+
 def stream_label(run: RunResult) -> str:
     """The kind of stream with its own options ("recurring, visits 20"); "" for the usual one."""
     kind = run.stream.get("kind", "continual")

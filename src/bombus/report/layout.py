@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bombus.metrics.interval import half_width
-from bombus.report.columns import COST, QUALITY, Column, costs_of, format_value, qualities_of
+from bombus.report.columns import (
+    COST,
+    QUALITY,
+    SOMETIMES,
+    Column,
+    costs_of,
+    format_value,
+    qualities_of,
+)
 from bombus.report.groups import (
     Group,
     differing,
     group_runs,
     labels_of,
+    severity_in_words,
     severity_of,
     shared_seeds,
     split_by_task,
@@ -113,8 +122,8 @@ def _table(
     names = tuple(d.name for d in first.domains)
     columns = [Column(n, SHORT.get(n, n), "domain", digits) for n in names]
     columns.append(Column("mean", "Mean", "mean", digits))
-    if all(run.batches_to_adapt is None for run in runs):  # domains too short to tell
-        extra = tuple(column for column in extra if column.name != "batches_to_adapt")
+    unknown = [n for n in SOMETIMES if all(getattr(run, n) is None for run in runs)]
+    extra = tuple(column for column in extra if column.name not in unknown)
     severity, stream = severity_of(first), stream_label(first)
     # What is printed elsewhere is of the continual stream.
     as_printed = published and names == tuple(SHORT) and severity == 5 and not stream
@@ -152,6 +161,8 @@ def _table(
         said = "calib.: expected calibration error, 15 bins; log loss in nats"
         if any(column.name == "batches_to_adapt" for column in extra):
             said += "; to adapt: batches until within a point of a domain's final error"
+        if any(column.name == "forgotten" for column in extra):
+            said += "; forgotten: points by which the error on clean images rose over the stream"
         notes[f"{said}."] = None
         for group in groups:
             if lost := sum(run.not_finite for run in group.runs):
@@ -161,18 +172,21 @@ def _table(
                 ] = None
     if set(COST) & set(extra):
         devices = dict.fromkeys(run.device for run in runs)
-        notes[f"ms/batch and peak MB on: {'; '.join(devices)}."] = None
+        notes[f"ms/batch and peak MiB on: {'; '.join(devices)}."] = None
     if any(run.collapsed for run in runs):
         notes[COLLAPSED_NOTE] = None
     if caution := differing(runs):
         notes[caution] = None
     rows = without_lone_section(rows)
-    heading = f"{first.benchmark}, {first.backbone}"
-    heading += f", severity {severity}" if severity else ""
-    heading += f", {stream}" if stream else ""
-    if names != tuple(SHORT):
-        heading += f", {len(names)} domain{'s' if len(names) > 1 else ''}"
-    return Table(heading, tuple(columns), tuple(rows), tuple(notes), intervals)
+    return Table(heading_of(first), tuple(columns), tuple(rows), tuple(notes), intervals)
+
+
+def heading_of(run: RunResult) -> str:
+    """What was run: benchmark, network, severity, stream, and the domains if not the usual."""
+    parts = [run.benchmark, run.backbone, severity_in_words(run), stream_label(run)]
+    if tuple(d.name for d in run.domains) != tuple(SHORT):
+        parts.append(f"{len(run.domains)} domain{'s' if len(run.domains) > 1 else ''}")
+    return ", ".join(filter(None, parts))
 
 
 def _columns_beside(printed: Mapping[str, Sequence[PublishedRow]], digits: int) -> list[Column]:

@@ -20,6 +20,7 @@ from bombus.report.page_figures import cost_figure, has_log, make_series, stream
 from bombus.report.page_runs import provenance
 from bombus.report.page_summary import count, sum_up
 from bombus.report.page_table import cost_table, error_table, heat_map
+from bombus.report.parts import PARTS, errors_of, parts_tables
 from bombus.report.records import QUALITY, RunResult
 
 Part = tuple[str, list[Html]]  # a heading and what stands below it
@@ -76,6 +77,10 @@ class _Task:
 
     def section(self, heading: str) -> Html:
         parts = [("Error by domain", [error_table(self.table)])]
+        for part in PARTS:
+            if any(errors_of(run, part) for run in self.runs):
+                (by_part,) = parts_tables(self.runs, part)
+                parts.append((f"Error by {part}", [error_table(by_part, part)]))
         parts.append(("Quality and cost", [cost_table(self.table), self._notes()]))
         parts.append(self._stream())
         parts.append(("Methods by domains", [heat_map(self.table)]))

@@ -18,7 +18,7 @@ from bombus.report.markup import Html, tag
 from bombus.report.page_figures import figure, has_log
 from bombus.report.page_table import scrolling
 from bombus.report.records import RunResult, read_batches
-from bombus.report.triggers import judge_alarms, marks
+from bombus.report.triggers import Judged, judge_alarms, marks
 
 PERPLEXITY = re.compile(r"(teacher|student)_perplexity_(\d+)")
 Lines = list[tuple[str, str, Values]]  # style, label, one value a batch
@@ -59,8 +59,7 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
     for i, level in enumerate(levels_of(records)):
         lines.append((chart.look(i), f"level {level}", signal_of(records, f"{TOTAL}_{level}")))
     judged = judge_alarms(records)
-    caption = f"Consistency loss over {judged.borders} borders between domains. "
-    caption += f"{judged}. ".capitalize() if judged.alarms else "None of them was noticed. "
+    caption = _judged_in_words(judged)
     if seen.alarms:
         caption += f"A circle is a {seen.alarm}."
     parts = [_panel(f"{id}-loss", seen, "Consistency loss", "loss", lines, caption, named=True)]
@@ -75,6 +74,13 @@ def _figures(id: str, run: RunResult, records: list[dict[str, Any]]) -> list[Htm
         caption = "Perplexity of the assignments to codes: 1 is a collapse onto a single code."
         parts.append(_panel(f"{id}-codes", seen, "Perplexity", "perplexity", perplexities, caption))
     return parts
+
+
+def _judged_in_words(judged: Judged) -> str:
+    if not judged.borders:
+        return f"Consistency loss: {judged}. "
+    caption = f"Consistency loss over {judged.borders} borders between domains. "
+    return caption + (f"{judged}. ".capitalize() if judged.alarms else "None of them was noticed. ")
 
 
 def _limits_in_words(limits: tuple[float, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bombus.report.columns import format_value
-from bombus.report.groups import Group, differing, listed, severity_of, stream_label
+from bombus.report.groups import Group, differing, listed, severity_in_words, stream_label
 from bombus.report.layout import FREE, Row, Table
 from bombus.report.records import RunResult
 
@@ -24,8 +24,8 @@ def _what_was_run(runs: Sequence[RunResult]) -> str:
     seeds = sorted({run.seed for run in runs})
     kind, _, options = (stream_label(first) or "continual").partition(", ")
     stream = f"{kind} stream ({options})" if options else f"{kind} stream"
-    severity = severity_of(first)
-    hard = f" at severity {severity}" if severity else ""
+    severity = severity_in_words(first)
+    hard = f" at {severity}" if severity else ""
     return (
         f"{count(len(runs), 'run')} of {count(len(methods), 'method')} ({listed(methods)}) with "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {listed(map(str, seeds))}, on {first.benchmark} "

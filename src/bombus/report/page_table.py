@@ -16,20 +16,21 @@ WORDS = {
     "calibration_error": "expected calibration error, in per cent",
     "log_loss": "negative log-likelihood of the right class, in nats",
     "batches_to_adapt": "batches until within a point of a domain's final error",
+    "forgotten": "points by which the error on clean images rose over the stream",
     "ms_per_batch": "milliseconds a batch",
     "forwards": "forward passes a batch",
     "backwards": "backward passes a batch",
-    "peak_memory_mb": "peak memory, in MB",
+    "peak_memory_mb": "peak memory, in MiB",
     "source_access": "what a method sees of the source data beforehand",
     "source_mb": "source images read beforehand, in MB",
 }
 TEXT_COLUMNS = ("source_access",)
 
 
-def error_table(table: Table) -> Html:
+def error_table(table: Table, part: str = "domain") -> Html:
     """As in the papers: a row a method, a column a domain, best and second best marked."""
     places = [i for i, c in enumerate(table.columns) if c.kind != "cost"]
-    caption = "Error in per cent by domain, in the order of the stream; lower is better."
+    caption = f"Error in per cent by {part}; lower is better."
     if any(cell.mark for row in table.rows for cell in row.cells):
         caption += " The best of our runs is bold on colour, the second best underlined."
     if any(row.published for row in table.rows):

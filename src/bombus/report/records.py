@@ -62,6 +62,9 @@ class RunResult:
     calibration_error: float | None = None  # per cent; early runs do not say
     log_loss: float | None = None  # nats
     batches_to_adapt: float | None = None
+    visits: tuple[float, ...] = ()  # per cent, each visit to all domains; recurring streams alone
+    severities: tuple[float, ...] = ()  # per cent, from severity 1 up; gradual streams alone
+    forgotten: float | None = None  # points by which the error on clean images rose, if looked at
     not_finite: int = 0  # answers; one is enough, and neither of the first two is known
     collapsed: bool = False
     code: str | None = None  # hash of the source files that ran it; early runs do not say
@@ -97,6 +100,9 @@ def read_run(path: Path) -> RunResult:
             precision=str(stored["precision"]),
             device=str(stored["device"]),
             collapsed=bool(stored.get("collapsed")),
+            visits=tuple(map(_number, stored.get("visits") or ())),
+            severities=tuple(map(_number, stored.get("severities") or ())),
+            forgotten=_forgotten(stored.get("clean")),
             not_finite=int(stored.get("not_finite") or 0),
             code=dict(stored.get("versions") or {}).get("code"),
             **{name: _optional(stored.get(name)) for name in QUALITY},
@@ -113,6 +119,10 @@ def _cost(stored: dict[str, Any]) -> Cost:
     needed = [f.name for f in fields(Cost) if f.default is MISSING]
     values = {name: _number(stored[name]) for name in needed}
     return Cost(**values, source_bytes=_optional(stored.get("source_bytes")))
+
+
+def _forgotten(clean: dict[str, Any] | None) -> float | None:
+    return _number(clean["after"][-1]["error"]) - _number(clean["before"]) if clean else None
 
 
 def result_file(path: Path) -> Path:
@@ -184,6 +194,12 @@ def read_batches(path: Path) -> list[dict[str, Any]]:
     if not records:
         raise DataError(f"{log} is empty; the run has not seen a batch yet.")
     return records
+
+
+def main_domain(record: dict[str, Any]) -> str:
+    """The batch's domain; batches of several are alike, whichever prevails in each."""
+    names = list(record["domains"])
+    return names[0] if len(names) == 1 else "mixed"
 
 
 def write_file(path: Path, data: bytes) -> None:

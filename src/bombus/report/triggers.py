@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from bombus.report.records import main_domain
+
 NEAR = 10  # batches after a border in which an alarm counts as having found it, if domains are long
 
 
@@ -28,6 +30,9 @@ class Judged:
         )
 
     def __str__(self) -> str:
+        if not self.borders:
+            noticed = f"{self.alarms} shift{'s' if self.alarms != 1 else ''} noticed"
+            return f"{noticed} in a stream without borders between domains"
         return (
             f"{self.found} of {self.borders} borders found within {self.near} batches, "
             f"{self.false_alarms} of {self.alarms} alarms false"
@@ -60,7 +65,7 @@ def alarms_in(records: Sequence[dict[str, Any]]) -> list[int]:
 
 def judge_alarms(records: Sequence[dict[str, Any]]) -> Judged:
     """Batches whose domain is another than the one before are borders."""
-    names = [tuple(record["domains"]) for record in records]
+    names = [main_domain(record) for record in records]
     borders = [i for i, (a, b) in enumerate(pairwise(names), start=1) if a != b]
     return judge(borders, alarms_in(records))
 
