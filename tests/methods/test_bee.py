@@ -560,6 +560,10 @@ def test_a_warm_up_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> 
 def test_levels_count_from_either_end_and_must_exist() -> None:
     assert Bee(make_tiny("batchnorm"), Bee.Config(levels=(-1, 1))).levels == (3, 1)
     assert BeePaper(make_tiny("vit")).levels == (1, 2, 3)
+    four = ("layer1", "layer2", "layer3", "layer4")  # a ResNet's
+    assert BeePaper.Config().resolve_levels(four) == (2, 3, 4)
+    assert BeePaper.Config(levels=(1, -1)).resolve_levels(four) == (1, 4)
+    assert Bee.Config(levels=()).resolve_levels(four) == (1, 2, 3, 4)
     with pytest.raises(ConfigError, match="a network of 3 levels"):
         Bee(make_tiny("batchnorm"), Bee.Config(levels=(4,)))
     with pytest.raises(ConfigError, match="a network of 3 levels, expected one a level"):

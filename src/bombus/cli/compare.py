@@ -18,6 +18,7 @@ def compare(
     intervals: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     means: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     by: Literal["visit", "severity"] | None = None,
+    rows: tuple[str, ...] = (),
     published: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = True,
@@ -33,7 +34,8 @@ def compare(
 
     Args:
         runs: folders of finished runs, folders of such folders, or run.json files; also the
-            results.json of a `bombus paper`, whose table is then made from its runs.
+            results.json of a `bombus paper`, whose table is then made from its runs, and sweeps
+            (the .jsonl of lab/sweep.py), a row a setting that was tried.
         format: text for the terminal, markdown, latex (booktabs), or csv for programs.
         cost: add milliseconds a batch, passes, peak memory and the source data a method needs.
         quality: add calibration error, log loss and how many batches a domain takes to adapt to.
@@ -41,8 +43,9 @@ def compare(
         means: one table for all: a column a benchmark, network or stream, its mean error.
         by: a column a visit (recurring streams) or a severity (gradual ones) in the place of one a
             domain.
+        rows: of a results.json or a sweep: only these, by name, in this order.
         published: leave the published numbers out.
-        digits: decimals of an error; by default 1, in the table of a results.json 2.
+        digits: decimals of an error; by default 1, of a results.json or a sweep 2.
         out: write to this file instead of the terminal.
     """
     import os
@@ -56,17 +59,21 @@ def compare(
     from bombus.report.means import means_table
     from bombus.report.parts import parts_tables
     from bombus.report.records import find_runs, find_unfinished, read_run, write_file
+    from bombus.report.sweep import is_sweep, read_sweep, sweep_table
 
     if not runs:
         raise ConfigError("Name the runs to compare, e.g. `bombus compare runs/tent runs/bee`.")
     if digits is not None and not 0 <= digits <= 6:
         raise ConfigError(f"Got --digits {digits}, expected 0 to 6.")
     experiments = [path for path in runs if is_experiment(path)]
-    others = [path for path in runs if path not in experiments]
-    if experiments and (cost or quality or intervals or means or by):
+    sweeps = [path for path in runs if is_sweep(path)]
+    others = [path for path in runs if path not in (*experiments, *sweeps)]
+    if rows and not (experiments or sweeps):
+        raise ConfigError("--rows chooses rows of a results.json or a sweep; name one, too.")
+    if (experiments or sweeps) and (cost or quality or intervals or means or by):
         raise ConfigError(
-            f"{experiments[0]} is one table, with intervals where there are seeds; leave out "
-            "--cost, --quality, --intervals, --means and --by, or name the folder of its runs."
+            f"{(*experiments, *sweeps)[0]} is one table, with visits and intervals where there are "
+            "some; leave out --cost, --quality, --intervals, --means and --by."
         )
     errors = 1 if digits is None else digits
     results = sorted(map(read_run, find_runs(others)), key=lambda run: place(run.method))
@@ -91,7 +98,11 @@ def compare(
             digits=errors,
         )
     finer = 2 if digits is None else digits
-    tables += [read_experiment(e, published=published, digits=finer) for e in experiments]
+    for path in experiments:
+        tables.append(read_experiment(path, rows=rows, published=published, digits=finer))
+    if sweeps:
+        tried = [line for path in sweeps for line in read_sweep(path)]
+        tables.append(sweep_table(tried, rows=rows, digits=finer))
     if format == "text":
         screen = out is None and sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if screen else 120

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bombus.errors import DataError
+from bombus.errors import DataError, UnknownNameError
 from bombus.metrics.interval import half_width
 from bombus.report.columns import Column
 from bombus.report.layout import Cell, Row, Table, mark_best, spread_note
@@ -71,7 +71,9 @@ def is_experiment(path: Path) -> bool:
     return isinstance(stored, dict) and "cells" in stored
 
 
-def read_experiment(path: Path, *, published: bool = True, digits: int = 2) -> Table:
+def read_experiment(
+    path: Path, *, rows: Sequence[str] = (), published: bool = True, digits: int = 2
+) -> Table:
     """The table of a results.json, made from the runs it names.
 
     They lie in `runs` beside the file, or beside its folder: a folder each, or a JSON file each. A
@@ -90,6 +92,10 @@ def read_experiment(path: Path, *, published: bool = True, digits: int = 2) -> T
         ]
         if empty := [v.name for v in variants if not v.runs]:
             raise ValueError(f"{empty[0]} has no runs")
+        by_name = {v.name: v for v in variants}
+        if strangers := [name for name in rows if name not in by_name]:
+            raise UnknownNameError(f"row of {path}", strangers[0], by_name)
+        variants = [by_name[name] for name in rows] or variants
         return variants_table(
             str(stored["title"]),
             variants,

@@ -50,6 +50,7 @@ def _table(runs: Sequence[RunResult], part: Part, intervals: bool, digits: int) 
     count = max(len(errors_of(run, part)) for run in runs)
     names = [f"{part} {number}" for number in range(1, count + 1)]
     columns = [Column(name, name, "domain", digits) for name in names]
+    columns.append(Column("mean", "Mean", "mean", digits))
     rows = []
     for group, label in zip(groups, labels_of(groups), strict=True):
         by_part = [errors_of(run, part) for run in group.runs]
@@ -59,6 +60,7 @@ def _table(runs: Sequence[RunResult], part: Part, intervals: bool, digits: int) 
             else Cell()
             for i in range(count)
         ]
+        cells.append(error_cell([run.mean_error for run in group.runs], intervals))
         method, seeds = group.runs[0].method, len(group.runs)
         section = section_of(group.runs)
         rows.append(Row(marked(label, group.runs), method, seeds, tuple(cells), section=section))
