@@ -130,8 +130,9 @@ def test_steps_are_counted_that_were_made_not_those_that_were_planned() -> None:
     few = iter([*noise_batches(1), bright])
     config = Bee.Config(codes=4, warmup_images=800)
     bee = Bee(Fragile(), config, source=few)
-    (told,) = bee.last.events
-    assert "1 of 2 steps" in told["reason"]
+    dropped, short = bee.last.events
+    assert "1 of 2 steps" in dropped["reason"]
+    assert "2 of 100 steps" in short["reason"]
 
 
 @pytest.mark.parametrize("method", ["bee", "bee-rehearsal", "rmt", "rmt-free", "dplot", "obao"])

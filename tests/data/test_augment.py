@@ -548,3 +548,12 @@ def test_views_by_name() -> None:
         ("cotta", augment.cotta_view),
     ):
         assert torch.equal(augment.VIEWS[name](x, seeded()), f(x, seeded()))
+
+
+@pytest.mark.parametrize("augmentation", RANDOM)
+def test_draws_lie_where_the_generator_is(augmentation: Augmentation) -> None:
+    """And not on torch.set_default_device's, whose numbers it cannot draw."""
+    x = images()
+    with torch.device("meta"):
+        got = augmentation(x, seeded())
+    assert torch.equal(got, augmentation(x, seeded()))

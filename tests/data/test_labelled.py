@@ -61,6 +61,73 @@ def test_memory_has_a_limit_too() -> None:
     assert enough.cut_short is None
 
 
+def odd(*numbers: int) -> tuple[Tensor, Tensor]:
+    """Images that are a little beside bytes, so that each takes 48 of them."""
+    x, y = numbered(*numbers)
+    return x + 0.001, y
+
+
+@pytest.mark.parametrize(
+    ("there", "kept", "found_room"),
+    [(2, [0, 1, 50, 51], 2), (3, [0, 1, 2, 50], 1), (4, [0, 1, 2, 3], 0), (9, [0, 1, 2, 3], 0)],
+)
+def test_images_that_bytes_cannot_hold_keep_to_the_limit_too(
+    there: int, kept: list[int], found_room: int, tmp_path: Path
+) -> None:
+    """200 bytes: sixteen images of bytes, four of floats."""
+    store, resumed = (LabelledImages(50, CPU, megabytes=200e-6) for _ in range(2))
+    store.append(*numbered(*range(there)))
+    assert store.append(*odd(50, 51)) == found_room
+    assert contents(store) == kept
+    assert store.append(*odd(60)) == 0
+    assert store._images is not None
+    assert store._images.nbytes <= 200
+    assert "4 source images are kept where 50" in str(store.cut_short)
+    save_state(tmp_path, {"now": store.state_dict()}, {})
+    resumed.load_state_dict(load_state(tmp_path)[0]["now"])
+    assert (len(resumed), resumed.cut_short) == (4, store.cut_short)
+    for a, b in zip(*(s.draw(3, generator(), CPU) for s in (store, resumed)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_store_that_turns_to_floats_is_resumed_with_the_room_it_has() -> None:
+    store, resumed = (LabelledImages(50, CPU, megabytes=200e-6) for _ in range(2))
+    store.append(*numbered(1))
+    store.append(*odd(2))
+    resumed.load_state_dict(store.state_dict())
+    assert store.cut_short is resumed.cut_short is None
+    for one in (store, resumed):
+        assert one.append(*odd(3, 4, 5)) == 2
+        assert contents(one) == [1, 2, 3, 4]
+    resumed.put(torch.tensor([3, 0]), *odd(40, 10))  # places that are taken are still written over
+    assert contents(resumed) == [2, 3, 10, 40]
+
+
+def test_what_cannot_be_loaded_changes_nothing() -> None:
+    store, other = LabelledImages(5, CPU), LabelledImages(5, CPU)
+    store.append(*numbered(1, 2, 3))
+    other.append(*numbered(7))
+    state = store.state_dict()
+    with pytest.raises(ValueError, match="3 images and 1 labels"):
+        other.load_state_dict({**state, "labels": state["labels"][:1]})
+    with pytest.raises(KeyError):
+        other.load_state_dict({n: t for n, t in state.items() if n != "like"})
+    assert contents(other) == [7]
+
+
+def test_the_default_device_changes_nothing() -> None:
+    drawn = []
+    for device in ("cpu", "meta"):
+        store, draws = LabelledImages(6, CPU), generator(5)
+        images = [numbered(1, 2, 3), odd(4, 5)]
+        with torch.device(device):
+            for x, y in images:
+                store.append(x, y)
+            drawn.append(store.draw(4, draws, CPU))
+    for one, other in zip(*drawn, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_draws_are_different_images_and_repeat_with_the_generator() -> None:
     store = LabelledImages(50, CPU)
     store.append(*numbered(*range(50)))

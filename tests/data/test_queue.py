@@ -279,6 +279,20 @@ def test_refuses_an_empty_queue() -> None:
         SampleQueue(0)
 
 
+def test_the_default_device_changes_nothing() -> None:
+    drawn = []
+    for device in ("cpu", "meta"):
+        queue, other, draws = SampleQueue(6), SampleQueue(6), generator(5)
+        x, y = eight_bit(5, 1), eight_bit(4, 2) * 0.7
+        with torch.device(device):
+            queue.push(x)
+            queue.push(y)
+            queue.forget(1)
+            other.load_state_dict(queue.state_dict())
+            drawn.append(other.draw(4, draws))
+    assert torch.equal(*drawn)
+
+
 def test_imports_torch_alone() -> None:
     code = (
         "import sys, bombus.data.queue\n"

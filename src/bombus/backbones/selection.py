@@ -204,7 +204,7 @@ def _train_block(
     optimizer = make_optimizer(parameters, "adam", lr)
     generator = torch.Generator().manual_seed(seed)
     for x, _ in _batches(model, open_source):
-        drawn = torch.randn(x.shape, generator=generator).to(x)
+        drawn = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
         loss = softmax_entropy(_logits(model, x + noise * drawn)).mean()
         if not loss.requires_grad:
             raise ConfigError(f"The block {name!r} took no part in the model's forward.")

@@ -63,13 +63,17 @@ class LabelledImages:
         if self._images is None and len(x):
             self._begin(x)
         room = min(len(x), self.capacity - self._count)
-        self.put(self._count + torch.arange(room), x[:room], y[:room])
-        return room
+        next_ones = self._count + torch.arange(room, device="cpu")
+        return self.put(next_ones, x[:room], y[:room])
 
-    def put(self, places: Tensor, x: Tensor, y: Tensor) -> None:
-        """Write images (n, 3, H, W) and labels (n,) into n different places, taken or next."""
+    def put(self, places: Tensor, x: Tensor, y: Tensor) -> int:
+        """Write images (n, 3, H, W) and labels (n,) into n different places, taken or next.
+
+        All find room, but where they are the first that bytes cannot hold: then the store turns to
+        floats, of which memory may have room for fewer. Returns how many found it.
+        """
         if not len(x):
-            return
+            return 0
         if not self.fits(x):
             raise InputError(
                 f"Got {x.dtype} images of shape {tuple(x.shape[1:])} to keep beside "
@@ -79,12 +83,17 @@ class LabelledImages:
         packed = to_bytes(x)
         images = self._begin(x) if self._images is None else self._images
         if packed is None and images.dtype != x.dtype:
-            images = self._images = from_bytes(images, self._like)
+            images = self._widen(images)
+            there = (places < self.capacity).cpu()
+            places, x, y = places[there], x[there], y[there]
+            if not len(x):
+                return 0
         values = x.detach() if packed is None or images.dtype == x.dtype else packed
         there = places.to(self.device)
         images[there] = values.to(self.device)
         self._labels[there] = y.to(self.device)
         self._count = max(self._count, int(places.max()) + 1)
+        return len(x)
 
     def draw(
         self, count: int, generator: torch.Generator, device: torch.device
@@ -92,7 +101,8 @@ class LabelledImages:
         """`count` different images and their labels, or all where there are fewer."""
         if self._images is None:
             raise ValueError("The store is empty; put images into it before drawing some.")
-        chosen = torch.randperm(self._count, generator=generator)[:count].to(self.device)
+        chosen = torch.randperm(self._count, generator=generator, device=generator.device)
+        chosen = chosen[:count].to(self.device)
         # Moved as they are stored: bytes are a quarter of the way.
         images, labels = self._images[chosen].to(device), self._labels[chosen].to(device)
         if images.dtype != self._like.dtype:
@@ -110,22 +120,30 @@ class LabelledImages:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All that was stored; the first of it in a store of fewer places or megabytes."""
+        if not state:
+            self.clear()
+            return
+        images, labels, like = (state[name] for name in ("images", "labels", "like"))
+        if len(images) != len(labels):  # and nothing has changed yet
+            raise ValueError(
+                f"Got a store of {len(images)} images and {len(labels)} labels, expected a label "
+                "an image; make it again."
+            )
         self.clear()
-        if state:
-            self._limit(state["images"])
-            kept = slice(0, self.capacity)
-            images, labels = (state[n][kept].to(self.device) for n in ("images", "labels"))
-            self._like = state["like"].to(self.device)
-            self._count = len(images)
-            self._images = images.new_zeros(self.capacity, *images.shape[1:])
-            self._images[: self._count] = images
-            self._labels = labels.new_zeros(self.capacity)
-            self._labels[: self._count] = labels
+        self._limit(images[0].nbytes)
+        images, labels = (t[: self.capacity].to(self.device) for t in (images, labels))
+        self._like = like.to(self.device)
+        self._count = len(images)
+        self._images = images.new_zeros(self.capacity, *images.shape[1:])
+        self._images[: self._count] = images
+        self._labels = labels.new_zeros(self.capacity)
+        self._labels[: self._count] = labels
 
     def _begin(self, x: Tensor) -> Tensor:
         packed = to_bytes(x)
         like = x if packed is None else packed
-        self._limit(like)
+        self._limit(like[0].nbytes)
         self._images = torch.zeros(
             (self.capacity, *x.shape[1:]), dtype=like.dtype, device=self.device
         )
@@ -133,9 +151,17 @@ class LabelledImages:
         self._like = x[:0].detach().to(self.device)
         return self._images
 
-    def _limit(self, like: Tensor) -> None:
+    def _widen(self, images: Tensor) -> Tensor:
+        """From bytes to the images' own numbers; the first of them, where room is for fewer."""
+        self._limit(math.prod(images.shape[1:]) * self._like.element_size())
+        self._images = from_bytes(images[: self.capacity], self._like)
+        self._labels = self._labels[: self.capacity].clone()
+        self._count = min(self._count, self.capacity)
+        return self._images
+
+    def _limit(self, an_image: int) -> None:
         """As many places as there is memory for, two at least: a batch of one teaches little."""
-        room = self.megabytes * 1e6 / max(1, like[0].nbytes)
+        room = self.megabytes * 1e6 / max(1, an_image)
         self.capacity = int(min(self.asked, max(2, room)))
 
 

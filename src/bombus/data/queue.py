@@ -59,7 +59,7 @@ class SampleQueue:
             else:
                 x = packed
         x = x[-self.capacity :]
-        places = (self._next + torch.arange(len(x))) % self.capacity
+        places = (self._next + torch.arange(len(x), device="cpu")) % self.capacity
         ring[places.to(ring.device)] = x
         self._next = (self._next + len(x)) % self.capacity
         self._count = min(self._count + len(x), self.capacity)
@@ -78,7 +78,7 @@ class SampleQueue:
         if self._ring is None:
             raise ValueError("The queue is empty; push a batch before drawing one.")
         # By age, oldest 0: the draw depends on what was pushed, not on where the ring stands.
-        order = torch.randperm(self._count, generator=generator)
+        order = torch.randperm(self._count, generator=generator, device=generator.device)
         images = self._at(self._ring, order[:count])
         return images if images.dtype == self._like.dtype else from_bytes(images, self._like)
 
@@ -114,7 +114,7 @@ class SampleQueue:
 
     def _by_age(self, ring: Tensor) -> Tensor:
         """All images as they are stored, from the oldest to the newest."""
-        return self._at(ring, torch.arange(self._count))
+        return self._at(ring, torch.arange(self._count, device="cpu"))
 
     def _at(self, ring: Tensor, ages: Tensor) -> Tensor:
         """New tensor of the images of these ages, 0 the oldest."""

@@ -56,6 +56,19 @@ class Cautions:
             LOG.warning("%s: %s (said once)", self.method, text)
 
 
+def short_warmup(made: int, planned: int) -> dict[str, Any] | None:
+    """The rate rises over all planned steps: from a source that soon runs dry little is learnt."""
+    if 2 * made >= planned:
+        return None
+    return {
+        "steps": made,
+        "planned": planned,
+        "reason": f"the source ran dry after {made:,} of {planned:,} steps, when the learning rate "
+        f"had risen to {made / planned:.1%} of what it should; give a list or a data loader with "
+        "a length, or set warmup_images to how many there are",
+    }
+
+
 def long_steps(model: nn.Module, optimizer: Any) -> dict[str, Any] | None:
     """A rate made for other weights can ruin these in a few batches, and nothing shows it."""
     length = stride(model, optimizer)

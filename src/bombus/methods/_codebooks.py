@@ -67,11 +67,11 @@ def usable(descriptors: Tensor) -> Tensor:
 
 def draw_codes(descriptors: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Codes drawn from descriptors; where those are too few, again, a little aside (M, D)."""
-    order = torch.randperm(len(descriptors), generator=generator)
+    order = torch.randperm(len(descriptors), generator=generator, device=generator.device)
     repeats = -(-count // len(descriptors))
     codes = descriptors[order.repeat(repeats)[:count].to(descriptors.device)].clone()
     if repeats > 1:
-        aside = torch.randn(codes.shape, generator=generator).to(codes)
+        aside = torch.randn(codes.shape, generator=generator, device=generator.device).to(codes)
         scale = 0.1 / codes.shape[1] ** 0.5
         codes[len(descriptors) :] += scale * aside[len(descriptors) :]
     return codes
@@ -79,4 +79,5 @@ def draw_codes(descriptors: Tensor, count: int, generator: torch.Generator) -> T
 
 def random_codes(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
     """Codes drawn from the sphere: blind to the data, as the paper leaves it open."""
-    return torch.randn((count, like.shape[1]), generator=generator).to(like)
+    size = (count, like.shape[1])
+    return torch.randn(size, generator=generator, device=generator.device).to(like)

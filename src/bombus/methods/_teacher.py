@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bombus.errors import DataError
 from bombus.losses.divergence import symmetric_cross_entropy
+from bombus.methods._caution import LOG, short_warmup
 from bombus.methods._norm import batch_logits, batch_norms
 from bombus.methods._optim import apply_gradients, ramp
 from bombus.methods._progress import with_progress
@@ -85,7 +86,7 @@ def warm_up(
     climb = ramp(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     alone_is_too_few = bool(batch_norms(student))
-    learnt = False
+    step, learnt = 0, False
     stream = itertools.islice(itertools.chain([first], batches), total)
     for step, x in enumerate(with_progress(stream, total), start=1):
         climb(step, total)
@@ -102,3 +103,5 @@ def warm_up(
             "batches of two or more, normalised as in training."
         )
     climb(1, 1)
+    if found := short_warmup(step, total):
+        LOG.warning("warm-up cut short: %s", found["reason"])

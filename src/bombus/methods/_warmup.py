@@ -7,39 +7,39 @@ which that loss does not reach: so the multi-level loss is added to it.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
 
 from bombus.data.augment import VIEWS
 from bombus.data.fetch import cache_folder
 from bombus.errors import CheckpointError, DataError
 from bombus.losses.divergence import symmetric_cross_entropy
 from bombus.losses.precision import at_least_single
+from bombus.methods._caution import short_warmup
 from bombus.methods._codebooks import draw_codes, random_codes, usable
 from bombus.methods._consistency import multilevel_loss
 from bombus.methods._optim import are_finite, make_optimizer, ramp
-from bombus.methods._progress import with_progress
+from bombus.methods._progress import LOG, with_progress
 from bombus.methods._rehearsal import keeping
 from bombus.methods._source import GatedSource, image_batches
 from bombus.methods._warmup_file import (
-    deciding_settings,
     load_warmup,
     save_warmup,
     source_answers,
     trained_parameters,
 )
+from bombus.methods._warmup_key import fingerprint
 
 if TYPE_CHECKING:
     from bombus.methods.base import Source
@@ -87,13 +87,18 @@ def warm_up(bee: Bee, source: Source) -> None:
         few = min(MOST_ROUNDS, math.ceil(STEPS / a_round))
         rounds = bee.config.warmup_rounds or max(ROUNDS, few)
     bee.config = replace(bee.config, warmup_rounds=rounds)
-    cached = cache_folder() / "warmup" / f"{_fingerprint(bee, first, source)}.safetensors"
+    cached = cache_folder() / "warmup" / f"{fingerprint(bee, first, source)}.safetensors"
     if _read_cached(bee, cached):
         return
     bee.source_answers = source_answers(bee, first.shape[1:])
     opening = keeping(bee, itertools.chain([first], batches), trained_parameters(bee))
-    train(bee, itertools.chain(opening, _again(bee, source)), a_round, a_round * rounds)
+    stream = _Counted(itertools.chain(opening, _again(bee, source)))
+    train(bee, stream, a_round, a_round * rounds)
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
+    if found := short_warmup(stream.read, a_round * rounds):
+        # Not kept: a longer source without a length may begin with the same batch.
+        bee.event("warm-up cut short", **found)
+        return
     _cache(bee, cached)
 
 
@@ -118,10 +123,12 @@ def _read_cached(bee: Bee, file: Path) -> bool:
         if not file.exists():
             return False
         load_warmup(bee, file)
-        file.touch()  # the one that was not used for longest goes first
     except (CheckpointError, OSError):
         bee.event("warm-up made again", reason=f"{file} is damaged, or of something else")
         return False
+    with suppress(OSError):  # a cache that is only to be read serves as well
+        os.utime(file)  # the one that was not used for longest goes first
+    LOG.info("warming up: done before, taken from %s", file)
     return True
 
 
@@ -147,6 +154,19 @@ def _last_used(file: Path) -> float:
         return file.stat().st_mtime
     except FileNotFoundError:  # another process has just dropped it
         return 0.0
+
+
+class _Counted:
+    """Batches, and how many of them were asked for."""
+
+    def __init__(self, batches: Iterable[Tensor]) -> None:
+        self.batches = batches
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for x in self.batches:
+            self.read += 1
+            yield x
 
 
 def _usable(bee: Bee, source: Source) -> Iterator[Tensor]:
@@ -264,40 +284,3 @@ def _start_codes(bee: Bee, batches: Iterator[Tensor]) -> list[Tensor]:
 
 def _random(descriptors: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return random_codes(count, descriptors, generator)
-
-
-def _fingerprint(bee: Bee, first: Tensor, source: Source) -> str:
-    """Of everything that decides a warm-up: the network, the settings, the source images.
-
-    Of these only some and how many there are: to read all would take as long as to learn from them.
-    """
-    device, some = first.device.type, _telling(first, source)
-    facts = {
-        **deciding_settings(bee),
-        "batches": len(source) if isinstance(source, Sized) else None,
-        "autocast": str(torch.get_autocast_dtype(device))
-        if torch.is_autocast_enabled(device)
-        else None,
-    }
-    digest = hashlib.sha256(bee.source_sha256.encode())
-    digest.update(json.dumps(facts, sort_keys=True).encode())
-    # As bytes: numpy knows no bfloat16.
-    digest.update(some.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-def _telling(first: Tensor, source: Source) -> Tensor:
-    """Images that tell one source from another: the first batch of it.
-
-    Where a loader shuffles that is another one at every call, so there it is as many images as
-    that batch has, from all over the data set.
-    """
-    loader = source.source if isinstance(source, GatedSource) else None
-    if not isinstance(loader, DataLoader) or type(loader.sampler) is not RandomSampler:
-        return first
-    images: Any = loader.dataset
-    places = torch.linspace(0, len(images) - 1, len(first), dtype=torch.float64).long().tolist()
-    with torch.random.fork_rng([]):  # an augmentation may draw
-        batch = loader.collate_fn([images[place] for place in places])
-    told: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
-    return told

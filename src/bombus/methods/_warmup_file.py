@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ HEADER = "bombus.warmup"
 CODES = "student codes"
 WEIGHTS, TEACHER = "weights", "teacher weights"  # the second where it has values of its own
 IMAGES = "rehearsal"  # where they are kept
+# Of all other tensors, a tensor itself: the header is what tells a run's warm-up from another, and
+# one made again on another device may differ in rounding.
+DIGEST = "sha256"
 ROUNDING = 0.1  # of the largest logit: bfloat16's on a WRN-28-10 is a tenth of this
 # What an artefact must share with the adapter that reads it.
 STRUCTURE = ("last_descriptor", "tokens", "codes")
@@ -54,11 +58,19 @@ def save_warmup(bee: Bee, path: Path) -> None:
         "source_answers": bee.source_answers,
         "config": deciding_settings(bee),
     }
-    data = format_tensors(
-        {name: t.cpu().contiguous() for name, t in tensors.items()},
-        metadata={HEADER: json.dumps(header)},
-    )
+    stored = {name: t.cpu().contiguous() for name, t in tensors.items()}
+    stored[DIGEST] = _digest(stored)
+    data = format_tensors(stored, metadata={HEADER: json.dumps(header)})
     checkpoint.write_bytes(path, data)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Of names, types, shapes and values, as 32 bytes: safetensors notices no flipped bit."""
+    digest = hashlib.sha256()
+    for name, t in sorted(tensors.items()):
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8, device="cpu")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], set[int]]:
@@ -103,7 +115,9 @@ def _not_whole(path: Path) -> CheckpointError:
 
 
 def load_warmup(bee: Bee, path: Path) -> None:
+    """Take what the file has; of one that is refused nothing, so that it can be made again."""
     header, tensors, coded = _read(path)
+    known = tensors.pop(DIGEST, None)  # not in earlier versions
     if header["source_sha256"] != bee.source_sha256:
         raise CheckpointError(
             f"The warm-up {path} belongs to other weights (sha256 {header['source_sha256'][:12]}, "
@@ -138,9 +152,11 @@ def load_warmup(bee: Bee, path: Path) -> None:
     teacher = {f"{TEACHER}/{name}": p.shape for name, p in trained.items()}
     if not weights.items() <= shapes.items() <= (weights | teacher).items():
         raise _not_whole(path)
+    if known is not None and not torch.equal(known, _digest(tensors)):
+        raise _not_whole(path)
     try:
         bee.rehearsal.load_state_dict(_images(tensors) if bee.config.rehearsal_weight else {})
-    except (LookupError, RuntimeError):
+    except (LookupError, RuntimeError, ValueError):
         raise _not_whole(path) from None
     if bee.config.rehearsal_weight and not len(bee.rehearsal):
         without = f"{path} was made without source images to rehearse; make it again with"
@@ -189,7 +205,7 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
 
 def source_answers(bee: Bee, shape: Sequence[int]) -> dict[str, Any]:
     """What the network, not yet prepared, makes of four drawn images: more than its weights say."""
-    drawn = torch.rand((4, *shape), generator=torch.Generator().manual_seed(0))
+    drawn = torch.rand((4, *shape), generator=torch.Generator().manual_seed(0), device="cpu")
     images = bee.input.low + (bee.input.high - bee.input.low) * drawn
     with source_statistics(bee.model):
         logits = bee.teach(images.to(bee.parameters[0])).logits
@@ -201,9 +217,9 @@ def answers_as(bee: Bee, known: Mapping[str, Any] | None) -> bool:
     if known is None:
         return True
     then, now = (
-        torch.tensor(given["logits"], dtype=torch.float64).nan_to_num()
+        torch.tensor(given["logits"], dtype=torch.float64, device="cpu").nan_to_num()
         if all(None not in row for row in given["logits"])
-        else torch.zeros(1)
+        else torch.zeros(1, device="cpu")
         for given in (known, source_answers(bee, known["shape"]))
     )
     if then.shape != now.shape:

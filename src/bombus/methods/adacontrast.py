@@ -176,8 +176,8 @@ class AdaContrast(Adapter):
     def _start_queue(self, like: Tensor, classes: int) -> None:
         """Only now is the width of a feature known."""
         size = self.config.queue_size
-        random = torch.randn(size, like.shape[1], generator=self.generator)
-        labels = torch.randint(classes, (size,), generator=self.generator)
+        random = torch.randn(size, like.shape[1], generator=self.generator, device="cpu")
+        labels = torch.randint(classes, (size,), generator=self.generator, device="cpu")
         self.queue.push(unit(random.to(like)), labels.to(like.device))
 
 

@@ -79,7 +79,9 @@ class Decoder(nn.Module):
         layer = nn.Linear(width, numbers, dtype=like.dtype, device="meta")
         self.hog = layer.to_empty(device=like.device)
         with torch.no_grad():
-            self.hog.weight.copy_(0.02 * torch.randn(numbers, width, generator=generator))
+            self.hog.weight.copy_(
+                0.02 * torch.randn(numbers, width, generator=generator, device="cpu")
+            )
             self.hog.bias.zero_()
 
 

@@ -152,11 +152,12 @@ def chosen_positions(count: int, chance: float, generator: torch.Generator) -> T
     Between two of them lie k others with probability (1 - chance)^k chance, so that gaps are
     drawn instead of one number a position: for 36 million weights and a chance of .01, 0.4 million.
     """
-    found = [torch.empty(0, dtype=torch.long)]
+    found = [torch.empty(0, dtype=torch.long, device="cpu")]
     start = 0  # all before it is decided
     while chance > 0 and start < count:
         expected = int((count - start) * chance) + 1
-        uniform = torch.rand(expected, generator=generator, dtype=torch.float64)  # in [0, 1)
+        # In [0, 1).
+        uniform = torch.rand(expected, generator=generator, dtype=torch.float64, device="cpu")
         skipped = (torch.log1p(-uniform) / math.log1p(-chance)).clamp_(max=count).long()
         found.append(start - 1 + (skipped + 1).cumsum(0))
         start = int(found[-1][-1]) + 1

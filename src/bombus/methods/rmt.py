@@ -245,7 +245,7 @@ def make_projector(like: Tensor, width: int, generator: torch.Generator) -> nn.S
         for layer in layers:
             bound = layer.in_features**-0.5
             for p in layer.parameters():
-                p.copy_(torch.rand(p.shape, generator=generator) * 2 * bound - bound)
+                p.copy_(torch.rand(p.shape, generator=generator, device="cpu") * 2 * bound - bound)
     return nn.Sequential(layers[0], nn.ReLU(), layers[1])
 
 

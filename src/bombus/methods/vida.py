@@ -202,7 +202,7 @@ class Bottleneck(nn.Module):
     def __init__(self, linear: nn.Linear, rank: int, generator: torch.Generator) -> None:
         super().__init__()
         rank = min(rank, linear.in_features, linear.out_features)
-        down = torch.randn(rank, linear.in_features, generator=generator) / rank**2
+        down = torch.randn(rank, linear.in_features, generator=generator, device="cpu") / rank**2
         self.down = nn.Parameter(down.to(linear.weight))  # (R, inputs)
         self.up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
 

@@ -28,10 +28,15 @@ def count(x: Tensor, per_sample: bool) -> int:
 
 def uniform(bounds: Range, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
     low, high = bounds
-    u = torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float32)
+    u = _rand(n, generator)
     return send(low + (high - low) * u, like.device).to(like.dtype)  # (n, 1, 1, 1)
 
 
 def coin(p: float, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    u = torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float32)
+    u = _rand(n, generator)
     return send(u < p, like.device)  # (n, 1, 1, 1)
+
+
+def _rand(n: int, generator: torch.Generator) -> Tensor:
+    # Where the generator is, whatever torch.set_default_device says.
+    return torch.rand(n, 1, 1, 1, generator=generator, dtype=torch.float32, device=generator.device)

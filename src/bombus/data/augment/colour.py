@@ -96,7 +96,8 @@ def colour_jitter(
     ]
     # All factors are drawn before the order, so that none depends on it.
     drawn = [(f, uniform(bounds, n, generator, out)) for f, bounds in wanted if bounds is not None]
-    for index in torch.randperm(len(drawn), generator=generator).tolist():
+    order = torch.randperm(len(drawn), generator=generator, device=generator.device)
+    for index in order.tolist():
         adjust, factor = drawn[index]
         out = adjust(out, factor)
     return out.to(x.dtype)

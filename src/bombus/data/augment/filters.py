@@ -56,6 +56,6 @@ def gaussian_noise(x: Tensor, generator: torch.Generator, sigma: float | Range =
     """Add independent normal noise to every value and clip; a range draws sigma a sample."""
     out = working(x)
     width = uniform(sigma, len(x), generator, out) if isinstance(sigma, tuple) else sigma
-    drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+    drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32, device=generator.device)
     noise = send(drawn, out.device).to(out.dtype)
     return noise.mul_(width).add_(out).clamp_(0, 1).to(x.dtype)

@@ -106,7 +106,9 @@ def random_crop(x: Tensor, generator: torch.Generator, pixels: int = 2) -> Tenso
             f"pixels={pixels} must be at least 0 and less than the side of the images, "
             f"which are {height} by {width}"
         )
-    drawn = torch.randint(-pixels, pixels + 1, (2, len(x), 1), generator=generator)
+    drawn = torch.randint(
+        -pixels, pixels + 1, (2, len(x), 1), generator=generator, device=generator.device
+    )
     shift = send(drawn, x.device)
     rows = _reflect(torch.arange(height, device=x.device) + shift[0], height)  # (N, H)
     columns = _reflect(torch.arange(width, device=x.device) + shift[1], width)  # (N, W)
