@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bombus.backbones.input import Input
 from bombus.errors import InputError
@@ -60,3 +61,20 @@ def test_double_models_take_doubles() -> None:
 def test_images_without_channels_are_no_images(count: int) -> None:
     with pytest.raises(InputError, match="no channels"):
         check(torch.rand(count, 0, 4, 4), Input(channels=None), like=LIKE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_no_float64_is_made_where_the_images_are(dtype: torch.dtype) -> None:
+    """Apple's GPUs have none."""
+
+    class NoFloat64(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            assert getattr(out, "dtype", None) != torch.float64, func
+            return out
+
+    x = torch.rand(4, 3, 8, 8).to(dtype)
+    x[2] = 40
+    with NoFloat64():
+        gated = check(x, Input(), like=torch.zeros(1, dtype=dtype))
+    assert gated.kept == [0, 1, 3]

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -232,6 +232,18 @@ def test_a_forward_that_is_bound_to_the_original_is_refused() -> None:
     model.forward = MethodType(FixedSize.forward, model)  # type: ignore[method-assign]
     bombus.adapt(model, "tent")(noise_batches(1)[0])
     assert tree_hash(model.state_dict()) == before
+
+
+def test_a_network_that_holds_a_lock_or_a_file_cannot_be_copied_and_says_so(
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "log").open("w") as file:
+        for held in (Lock(), file, (i for i in range(3))):
+            model: Any = FixedSize()
+            model.held = held
+            with pytest.raises(ConfigError, match=r"FixedSize cannot be copied \(cannot p") as e:
+                bombus.adapt(model, "tent")
+            assert "\n" not in str(e.value)
 
 
 def test_norms_that_share_their_parameters_are_stepped_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.modules import module as torch_module
 
 from bombus.backbones import Backbone, create, names
-from bombus.backbones.blocks import block_parameters, find_blocks, forward_with_blocks
+from bombus.backbones.blocks import block_parameters, find_blocks, forward_with_blocks, look
 from bombus.backbones.vit import VisionTransformer
 from bombus.backbones.wide_resnet import WideResNet
 from bombus.errors import ConfigError
@@ -342,6 +343,36 @@ def test_the_classifier_is_no_block() -> None:
     model = WideResNet(10, 1, num_classes=3)
     with pytest.raises(ConfigError, match="'fc' is the classifier"):
         forward_with_blocks(model, torch.rand(2, 3, 32, 32), ["block1", "fc"])
+
+
+class Memory(nn.Module):
+    """Counts how many outputs of its layers are still alive when the last one has run."""
+
+    def __init__(self, squeeze: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+        self.head, self.squeeze = nn.Linear(4, 3), squeeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x[:, 0, :, :4]  # (N, T, 4)
+        seen = []
+        for layer in self.layers:
+            tokens = layer(tokens)
+            seen.append(weakref.ref(tokens))
+        self.alive = sum(ref() is not None for ref in seen)
+        logits: Tensor = self.head(tokens.mean(1, keepdim=self.squeeze))
+        return logits.squeeze_(1) if self.squeeze else logits
+
+
+@pytest.mark.parametrize("squeeze", [False, True])
+def test_tokens_are_let_go_and_the_classifier_is_found(squeeze: bool) -> None:
+    model = Memory(squeeze)
+    with torch.no_grad():
+        seen = look(model, x)
+    assert model.alive == 1  # the last one's own
+    assert seen.classifier is model.head
+    assert seen.features is not None
+    assert torch.equal(model.head(seen.features).view(len(x), 3), seen.logits)
 
 
 def test_a_list_of_modules_gives_its_lasts_output() -> None:

@@ -12,16 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook
 
 from bombus.backbones.input import Input
 from bombus.backbones.stages import find_stages
 from bombus.errors import ConfigError
 
+# What layers of attention are called: by timm and torchvision, and by Hugging Face.
+_ATTENTION = ({"qkv"}, {"query", "key", "value"}, {"q_proj", "k_proj", "v_proj"})
 _RUN = re.compile(r"(?P<prefix>.*?)(?P<first>\d+)-(?P<last>\d+)")
 
 
@@ -43,6 +46,28 @@ class Backbone(nn.Module):
 def is_transformer(model: nn.Module) -> bool:
     """A vision transformer of ours or one laid out like it, as timm's are."""
     return all(hasattr(model, part) for part in ("patch_embed", "pos_embed", "blocks", "norm"))
+
+
+def inner_transformer(model: nn.Module) -> nn.Module | None:
+    """The vision transformer that a model is, or wraps: behind a module that normalises, say."""
+    return next(filter(is_transformer, model.modules()), None)
+
+
+def family_of(model: nn.Module) -> Literal["cnn", "vit"]:
+    """Whose settings suit a network: "vit" for transformers, whatever their modules are called.
+
+    One attention alone may be a CNN's pooling, and with BatchNorm it is a CNN in the main.
+    """
+    modules = list(model.modules())
+    if any(map(is_transformer, modules)):
+        return "vit"
+    batch_norm = any(isinstance(m, _BatchNorm) for m in modules)
+    return "vit" if sum(map(_attends, modules)) > 1 and not batch_norm else "cnn"
+
+
+def _attends(module: nn.Module) -> bool:
+    layers = {name for name, _ in module.named_children()}
+    return isinstance(module, nn.MultiheadAttention) or any(map(layers.issuperset, _ATTENTION))
 
 
 def logits_of(output: Any, network: nn.Module, images: int) -> Tensor:
@@ -115,7 +140,7 @@ def look(
         watched.setdefault(id(last_module(model, name)), []).append(name)
     outputs: dict[str, Tensor] = {}
     linear: list[Called] = []
-    with _watching(watched, outputs, linear):
+    with _watching(watched, outputs, linear, len(x)):
         output = model(x) if params is None else functional_call(model, dict(params), (x,))
     logits = logits_of(output, model, len(x))
     if absent := [name for name in blocks if name not in outputs]:
@@ -217,8 +242,12 @@ def _watching(
     watched: Mapping[int, list[str]],
     outputs: dict[str, Tensor],
     linear: list[Called],
+    images: int,
 ) -> Iterator[None]:
     """Collects the outputs of the watched modules, and what linear layers read and gave.
+
+    Of these only what may be logits, a row an image: kept, a transformer's tokens would stay in
+    memory, with or without a graph.
 
     One hook for all modules rather than one on each: torch's transformer layers change to another
     kernel as soon as they carry a hook of their own, and the logits must stay the same to the bit.
@@ -227,7 +256,7 @@ def _watching(
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if _call.get() is this:
-            if isinstance(module, nn.Linear) and inputs:
+            if isinstance(module, nn.Linear) and inputs and _may_be_logits(output, images):
                 linear.append((module, inputs[0], output))
             for name in watched.get(id(module), ()):
                 outputs[name] = _tensor(output, name)
@@ -239,6 +268,12 @@ def _watching(
     finally:
         handle.remove()
         _call.reset(token)
+
+
+def _may_be_logits(output: Any, images: int) -> bool:
+    # By numbers, not dimensions: (N, 1, C) becomes logits where a model squeezes it in place.
+    rows = isinstance(output, Tensor) and output.ndim
+    return bool(rows) and output.numel() == images * output.shape[-1]
 
 
 def _tensor(output: Any, name: str) -> Tensor:

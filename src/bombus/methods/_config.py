@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from bombus.backbones.blocks import is_transformer
+from bombus.backbones.blocks import family_of
 from bombus.fields import Seed, check_fields
 from bombus.methods._network import bare
 
@@ -37,5 +37,4 @@ class BaseConfig:
     @classmethod
     def for_network(cls, model: nn.Module, **settings: Any) -> Self:
         """What suits a network on which no benchmark's settings are known."""
-        family = "vit" if is_transformer(bare(model)) else "cnn"
-        return cls.for_benchmark("cifar10-c", family, **settings)
+        return cls.for_benchmark("cifar10-c", family_of(bare(model)), **settings)

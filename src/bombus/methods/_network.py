@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from bombus.backbones.blocks import logits_of
+from bombus.backbones.blocks import inner_transformer, logits_of
 from bombus.errors import BombusError, ConfigError, InputError
 from bombus.methods._norm import source_statistics
 from bombus.metrics.passes import uncounted
@@ -65,6 +66,22 @@ def _inside(model: nn.Module) -> nn.Module | None:
     return original if isinstance(original, nn.Module) else None
 
 
+def require_transformer(network: nn.Module, method: str) -> None:
+    """For methods that need the inside of one, by the names that its parts have there."""
+    inner, given = inner_transformer(network), type(network).__name__
+    if inner is None:
+        raise ConfigError(
+            f"{method} works inside a vision transformer (patch_embed, blocks, norm), and {given} "
+            "is none; choose another method (bombus list methods)."
+        )
+    if inner is not network:
+        raise ConfigError(
+            f"{method} works inside a vision transformer, and {given} only wraps one; give the "
+            f"{type(inner).__name__} itself, normalise the images before, and say with "
+            "input=bombus.Input(low=..., high=...) what range they then have."
+        )
+
+
 def own_copy(network: nn.Module) -> nn.Module:
     """A frozen copy that answers with its logits alone, and so do all copies of it."""
     for name, module in network.named_modules():
@@ -88,6 +105,12 @@ def own_copy(network: nn.Module) -> nn.Module:
             "as modules that store their features do, and torch.nn.utils.weight_norm and "
             "spectral_norm; call it once under torch.no_grad() before, or use those of "
             "torch.nn.utils.parametrizations."
+        ) from error
+    except (TypeError, PicklingError) as error:
+        raise ConfigError(
+            f"{type(network).__name__} cannot be copied ({str(error).rstrip('.')}): it holds "
+            "something that has no copy, such as a lock, an open file or a log's handler; take "
+            "that out of it before bombus.adapt."
         ) from error
     copy = copy.eval().requires_grad_(False)
     copy.register_forward_hook(_give_logits)
@@ -118,6 +141,17 @@ def try_out(network: nn.Module, x: Tensor) -> None:
             f"{name} changes its input in place, which would change your images, and again in "
             "every pass; write x = (x - mean) / std where it has x.sub_(mean).div_(std)."
         )
+
+
+def checked(answer: Any, samples: int, method: type) -> Tensor:
+    """What a method's author returns, before anybody is misled by it."""
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != samples:
+        shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise ConfigError(
+            f"{method.__name__}.step answered {samples} images with {shape}, expected their "
+            "logits, (N, classes); mend the method."
+        )
+    return answer.detach()
 
 
 @contextmanager

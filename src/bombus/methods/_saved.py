@@ -45,8 +45,7 @@ def write(
 def read(kind: type[A], folder: Path, model: nn.Module, input: Input | None) -> A:
     """The adapter that was saved there, on the model that it was made from."""
     model = bare(model)
-    device = next(model.parameters()).device
-    state, meta = checkpoint.load_state(folder, device=device)
+    state, meta = checkpoint.load_state(folder)  # on the CPU, until each part finds its place
     if meta["method"] != kind.name:
         raise CheckpointError(
             f"The checkpoint {folder} is of method {meta['method']!r}, not {kind.name!r}; "

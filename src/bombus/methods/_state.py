@@ -53,6 +53,31 @@ def laid_out(packed: Any, like: Any) -> Any:
     return packed
 
 
+def placed(packed: Any, target: Any, device: torch.device) -> Any:
+    """A state as read from a file, on the CPU, brought to where its target keeps it.
+
+    Modules, generators and optimisers see to that themselves: Adam counts its steps on the CPU, and
+    on a GPU would wait for each count. Another object says its `device`, or that it is `on_host`;
+    all else lies on the network's.
+    """
+    if isinstance(target, nn.Module | torch.Generator | torch.optim.Optimizer):
+        return packed
+    if hasattr(target, "load_state_dict"):
+        host = getattr(target, "on_host", False)
+        device = torch.device("cpu") if host else getattr(target, "device", device)
+    return _moved(packed, device)
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: _moved(value, device) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_moved(value, device) for value in tree)
+    return tree
+
+
 class Weights:
     """Frozen parameters that a preparation has changed: state of their own, filled in place."""
 

@@ -17,7 +17,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bombus import gate
-from bombus.backbones.blocks import Backbone, is_transformer
+from bombus.backbones.blocks import Backbone
 from bombus.backbones.input import Input
 from bombus.backbones.weights import state_sha256
 from bombus.data.augment import View
@@ -33,26 +32,24 @@ from bombus.errors import CheckpointError, ConfigError
 from bombus.methods import _saved, _state
 from bombus.methods._caution import Cautions, long_steps
 from bombus.methods._config import BaseConfig as BaseConfig
-from bombus.methods._network import bare, own_copy, try_out, uncached_autocast
+from bombus.methods._network import (
+    bare,
+    checked,
+    own_copy,
+    require_transformer,
+    try_out,
+    uncached_autocast,
+)
 from bombus.methods._norm import batch_norms
+from bombus.methods._object import AdapterObject
+from bombus.methods._report import Report as Report
 from bombus.methods._source import gated_source
 
 Access = Literal["none", "statistics", "samples", "labels"]
 Source = Iterable[Any]  # batches of x, or of (x, y) where a method declares that it needs labels
 
 
-@dataclass(frozen=True)
-class Report:
-    """What happened in the last call of an adapter; before the first one, while it was built."""
-
-    samples: int = 0
-    rejected: dict[int, str] = field(default_factory=dict)  # position in the batch -> why
-    events: tuple[dict[str, Any], ...] = ()  # rare things worth a line in the log
-    signals: dict[str, float] = field(default_factory=dict)  # one number a batch: losses and such
-    phases: dict[str, float] = field(default_factory=dict)  # milliseconds by part of the step
-
-
-class Adapter(ABC):
+class Adapter(AdapterObject, ABC):
     name: ClassVar[str]  # set by @register
     Config: ClassVar[type[BaseConfig]] = BaseConfig
     needs: ClassVar[Access] = "none"
@@ -81,16 +78,14 @@ class Adapter(ABC):
             )
         model = bare(model)
         gate.require_fit(model, input)
-        if self.transformers_only and not is_transformer(model):
-            raise ConfigError(
-                f"{self.name} works inside a vision transformer (patch_embed, blocks, norm), and "
-                f"{type(model).__name__} is none; choose another method (bombus list methods)."
-            )
+        if self.transformers_only:
+            require_transformer(model, self.name)
         self.config: Any = config or self.Config.for_network(model)
         self.input = input or gate.input_of(model)
         self.source_sha256 = state_sha256(model)
         self.generator = torch.Generator().manual_seed(self.config.seed)
-        self.last = Report()
+        self._newest = Report()
+        self._own = threading.local()
         self._cautions = Cautions(self.name)
         self._events: list[dict[str, Any]] = []
         self._early_events: list[dict[str, Any]] = []  # of `prepare`, for the first report
@@ -113,20 +108,21 @@ class Adapter(ABC):
                 if found := long_steps(self.model, getattr(self, "optimizer", None)):
                     self.event("long steps", **found)
                 self._early_events = self._events
-                self.last = Report(events=tuple(self._events))
+                self._newest = Report(events=tuple(self._events))
                 self._cautions.of_events(self._events)
-                self._fresh = _state.clone(self.state_dict())
-            else:
-                self._fill(state["prepared"])
-                self._fresh = state["fresh"]
-                self.load_state_dict(state["now"])
+            else:  # as read from a file, on the CPU; `fresh` first, to lie where `reset` wants it
+                self._fill(self._placed(state["prepared"]))
+                self.load_state_dict(self._placed(state["fresh"]))
+            self._fresh = _state.clone(self._live())
+            if state is not None:
+                self.load_state_dict(self._placed(state["now"]))
 
     # What a method writes
 
-    def setup(self) -> None:  # noqa: B027 - nothing to do is a fine answer
+    def setup(self) -> None:  # nothing to do is a fine answer
         """Configure the own copy of the model; build optimiser, teacher, queues."""
 
-    def prepare(self, source: Source | None) -> None:  # noqa: B027
+    def prepare(self, source: Source | None) -> None:
         """Learn from source data before the first batch. Not called when resuming."""
 
     @abstractmethod
@@ -174,19 +170,25 @@ class Adapter(ABC):
         network = type(self.model).__name__
         return f"<{self.name}: {adapting:,} of {total:,} parameters of {network} adapt>"
 
+    @property
+    def last(self) -> Report:
+        """Of this thread's own last call; in a thread that made none, of the newest."""
+        own: Report = getattr(self._own, "report", self._newest)
+        return own
+
     def __call__(self, x: Tensor) -> Tensor:
         gated = gate.check(x, self.input, like=self._parameter())
         with self._lock, uncached_autocast(), torch.inference_mode(False), torch.enable_grad():
             clean = gate.clean(x, gated)
             self._try_out(clean)
-            self._events, self._signals, self._phases = self._early_events, {}, {}
-            self._early_events = []
+            self._events, self._signals, self._phases = [*self._early_events], {}, {}
             alone = len(clean) == 1 and self.alone_is_too_few
             answer = self.answer if alone else self.step
-            logits = self._checked(answer(clean), len(clean)) if len(clean) else None
+            logits = checked(answer(clean), len(clean), type(self)) if len(clean) else None
             if logits is not None and logits.shape[1] == 1:
                 self._cautions.of_one_class()
             self._report(gated, alone)
+            self._early_events = []  # now that they were told: a call that fails tells nothing
             return self._scatter(logits, gated, x)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -201,9 +203,10 @@ class Adapter(ABC):
         self.load_state_dict(self._fresh)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes over time. Frozen parameters are the source model's and stay out."""
-        with self._lock:
-            return self._packed((*self.stateful, "generator"))
+        """A copy of all that changes; frozen parameters are the source model's and stay out."""
+        with self._lock, torch.inference_mode(False):
+            state: dict[str, Any] = _state.clone(self._live())
+            return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         missing = {*self.stateful, "generator"} ^ set(state)
@@ -220,7 +223,7 @@ class Adapter(ABC):
             parts = {
                 "prepared": self._packed(self.prepared),
                 "fresh": self._fresh,
-                "now": self.state_dict(),
+                "now": self._live(),
             }
             _saved.write(self, parts, Path(folder), notes)
 
@@ -230,12 +233,6 @@ class Adapter(ABC):
         return _saved.read(cls, Path(folder), model, input)
 
     # Inside
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock())
 
     def _prepare(self, source: Source | None) -> None:
         if isinstance(source, str | Path) and not self.reads_files:
@@ -264,7 +261,8 @@ class Adapter(ABC):
         if alone:
             self._cautions.of_one_alone()
         events = tuple(self._events)
-        self.last = Report(gated.samples, gated.rejected, events, self._signals, self._phases)
+        report = Report(gated.samples, gated.rejected, events, self._signals, self._phases)
+        self._newest = self._own.report = report
 
     def _try_out(self, x: Tensor) -> None:
         """Let the network refuse images of a new shape before any of them is remembered."""
@@ -273,15 +271,13 @@ class Adapter(ABC):
             try_out(self.model, x[:2].to(self._parameter().device))
             self._tried.add(shape)
 
-    def _checked(self, answer: Any, samples: int) -> Tensor:
-        """What a method's author returns, before anybody is misled by it."""
-        if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != samples:
-            shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise ConfigError(
-                f"{type(self).__name__}.step answered {samples} images with {shape}, expected "
-                "their logits, (N, classes); mend the method."
-            )
-        return answer.detach()
+    def _live(self) -> dict[str, Any]:
+        """All that changes over time, itself: it goes on changing."""
+        return self._packed((*self.stateful, "generator"))
+
+    def _placed(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        device = self._parameter().device
+        return {k: _state.placed(v, getattr(self, k, None), device) for k, v in state.items()}
 
     def _packed(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: _state.pack(getattr(self, name)) for name in names}

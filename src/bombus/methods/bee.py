@@ -25,13 +25,7 @@ from bombus.data.queue import SampleQueue
 from bombus.losses.entropy import softmax_entropy
 from bombus.losses.precision import at_least_single
 from bombus.methods import register
-from bombus.methods._anchors import (
-    AnchorPool,
-    flatten,
-    merge_complementary,
-    on_host,
-    unflatten,
-)
+from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, on_host, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
 from bombus.methods._codebooks import Codebooks, draw_codes, usable
 from bombus.methods._consistency import multilevel_loss
@@ -59,15 +53,8 @@ class Bee(Adapter):
     source_optional = True
     reads_files = True
     stateful = (
-        "model",
-        "teacher",
-        "codebooks",
-        "optimizer",
-        "queue",
-        "anchors",
-        "shift",
-        "batches",
-    )
+        "model", "teacher", "codebooks", "optimizer", "queue", "anchors", "shift", "batches",
+    )  # fmt: skip
     prepared = ("deep", "rehearsal")
 
     def setup(self) -> None:
@@ -127,21 +114,35 @@ class Bee(Adapter):
     # Algorithm 1
 
     def step(self, x: Tensor) -> Tensor:
-        if not self.codebooks and not self._start_without_source(x):
-            self.step_dropped()
-            return self.answer(x)
-        config: BeeConfig = self.config
+        begun = bool(self.codebooks)
+        try:
+            if not begun and not self._start_without_source(x):
+                self.step_dropped()
+                return self.answer(x)
+            return self._learn(x)
+        except BaseException:
+            if not begun:  # half of the codes would break the next batch; it begins anew
+                self.codebooks = Codebooks(self.config.feature_queue)
+            raise
+
+    def _learn(self, x: Tensor) -> Tensor:
         before = self.queue.capacity
         self.queue.push(x)
+        held = len(self.queue)
         if (why := self.queue.cut_short) and self.queue.capacity < before:
             self.event("sample queue cut short", reason=why)
-        with self.phase("inner"):
-            for _ in range(config.inner_steps):
-                self._inner_step(len(x))
-        with self.phase("outer"):
-            logits, views = self._outer_step(x)
-        with self.phase("replay"):
-            self._exploit(views)
+        try:
+            with self.phase("inner"):
+                for _ in range(self.config.inner_steps):
+                    self._inner_step(len(x))
+            with self.phase("outer"):
+                logits, views = self._outer_step(x)
+            with self.phase("replay"):
+                self._exploit(views)
+        except BaseException:  # images that the network fails on would do so again when drawn
+            if len(self.queue) == held:
+                self.queue.forget(len(x))
+            raise
         self.batches += 1
         return logits
 
