@@ -33,7 +33,8 @@ def adapt_online(
         x = batch.x.to(device)
         with timed(device) as watch, passes.counting(), autocast(device, precision):
             logits = adapter(x) if batch.adapts else adapter.predict(x)
-        answers = logits[-len(batch.y) :].float()
+        # Scored in float64, which not every GPU has.
+        answers = logits[-len(batch.y) :].float().cpu()
         counts = count_errors(answers, batch.y, batch.domains)
         last = adapter.last if batch.adapts else Report()
         yield {

@@ -96,9 +96,10 @@ class SampleQueue:
             self._restore(state["images"])
 
     def _start(self, x: Tensor) -> Tensor:
-        self._like = x[:0].clone()
-        dtype = x.dtype if to_bytes(x) is None else torch.uint8
-        return self._restore(self._like.to(dtype))
+        like = x[:0].clone()
+        ring = self._restore(like.to(x.dtype if to_bytes(x) is None else torch.uint8))
+        self._like = like  # now that there is memory for it: else the ring would be of another
+        return ring
 
     def _restore(self, images: Tensor) -> Tensor:
         """A ring of these images, from the oldest to the newest, with room for more."""

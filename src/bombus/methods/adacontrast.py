@@ -164,7 +164,7 @@ class AdaContrast(Adapter):
         voted = vote(
             unit(features), self.bank.features, self.bank.answers, self.config.neighbours
         ).argmax(1)
-        self.signal(relabelled=(voted != own).double().mean().item())
+        self.signal(relabelled=(voted != own).sum().item() / len(own))
         return voted
 
     @torch.no_grad()
