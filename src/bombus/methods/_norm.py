@@ -86,3 +86,15 @@ def batch_logits(model: nn.Module, x: Tensor) -> Tensor:
             return alone
     logits: Tensor = model(x)
     return logits
+
+
+def source_moments(model: nn.Module) -> dict[str, Tensor]:
+    """What `source_statistics` normalises with, by name; themselves, not copies."""
+    norms = {id(norm) for norm in batch_norms(model)}
+    return {
+        f"{name}.{moment}" if name else moment: buffer
+        for name, module in model.named_modules()
+        if id(module) in norms
+        for moment in ("running_mean", "running_var")
+        if (buffer := getattr(module, moment)) is not None
+    }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bombus import checkpoint
 from bombus.errors import CheckpointError
-from bombus.methods._norm import source_statistics
+from bombus.methods._norm import source_moments, source_statistics
 
 if TYPE_CHECKING:
     from bombus.methods.bee import Bee
@@ -26,6 +26,7 @@ HEADER = "bombus.warmup"
 CODES = "student codes"
 WEIGHTS, TEACHER = "weights", "teacher weights"  # the second where it has values of its own
 IMAGES = "rehearsal"  # where they are kept
+STATISTICS = "statistics"  # of the prepared network's BatchNorm; not in earlier versions
 # Of all other tensors, a tensor itself: the header is what tells a run's warm-up from another, and
 # one made again on another device may differ in rounding.
 DIGEST = "sha256"
@@ -51,6 +52,7 @@ def save_warmup(bee: Bee, path: Path) -> None:
         **{f"teacher codes/{level}": c for level, c in books.teacher.items()},
         **{f"queue/{level}": q for level, q in books.queue.items()},
         **{f"{IMAGES}/{name}": t for name, t in bee.rehearsal.state_dict().items()},
+        **{f"{STATISTICS}/{name}": t for name, t in source_moments(bee.model).items()},
     }
     header = {
         "source_sha256": bee.source_sha256,
@@ -154,8 +156,16 @@ def load_warmup(bee: Bee, path: Path) -> None:
         raise _not_whole(path)
     if known is not None and not torch.equal(known, _digest(tensors)):
         raise _not_whole(path)
+    moments, taken = source_moments(bee.model), _part(tensors, STATISTICS)
+    if bee.config.bursts and moments and not taken:
+        raise CheckpointError(
+            f"{path} was made by an earlier version, without the statistics that bursts="
+            f"{bee.config.bursts:g} falls back on; make it again with `bombus warmup {bee.name}`."
+        )
+    if taken and {n: t.shape for n, t in taken.items()} != {n: t.shape for n, t in moments.items()}:
+        raise _not_whole(path)
     try:
-        bee.rehearsal.load_state_dict(_images(tensors) if bee.config.rehearsal_weight else {})
+        bee.rehearsal.load_state_dict(_part(tensors, IMAGES) if bee.config.rehearsal_weight else {})
     except (LookupError, RuntimeError, ValueError):
         raise _not_whole(path) from None
     if bee.config.rehearsal_weight and not len(bee.rehearsal):
@@ -172,12 +182,12 @@ def load_warmup(bee: Bee, path: Path) -> None:
 
 
 def _beside_weights(name: str) -> bool:
-    parts = r"(student codes|teacher codes|queue)/\d+|rehearsal/(images|labels|like)"
+    parts = r"(student codes|teacher codes|queue)/\d+|rehearsal/(images|labels|like)|statistics/.+"
     return bool(re.fullmatch(parts, name))
 
 
-def _images(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(f"{IMAGES}/")}
+def _part(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(f"{kind}/")}
 
 
 def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
@@ -196,6 +206,9 @@ def _fill(bee: Bee, tensors: dict[str, Tensor]) -> None:
             p.copy_(own if name in bee.teacher else average)
             if name in bee.teacher:
                 bee.teacher[name].copy_(average)
+        moments = source_moments(bee.model)
+        for name, taken in _part(tensors, STATISTICS).items():
+            moments[name].copy_(taken)
     for name, tensor in tensors.items():
         kind, _, key = name.partition("/")
         if kind in stores:

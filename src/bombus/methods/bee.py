@@ -27,6 +27,7 @@ from bombus.losses.precision import at_least_single
 from bombus.methods import register
 from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, on_host, unflatten
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
+from bombus.methods._bursts import answer_to_a_burst
 from bombus.methods._codebooks import Codebooks, draw_codes, usable
 from bombus.methods._consistency import multilevel_loss
 from bombus.methods._mean_teacher import Gradients, require_colour
@@ -114,6 +115,12 @@ class Bee(Adapter):
     # Algorithm 1
 
     def step(self, x: Tensor) -> Tensor:
+        if self._minds_bursts:
+            logits, found = answer_to_a_burst(self, x)
+            self.signal(concentration=found)
+            if logits is not None:
+                self.event("burst", reason="too few classes for the batch's statistics, not learnt")
+                return logits
         begun = bool(self.codebooks)
         try:
             if not begun and not self._start_without_source(x):
@@ -150,7 +157,13 @@ class Bee(Adapter):
         if len(x) == 1 and self.alone_is_too_few:
             with source_statistics(self.model):
                 return self._predict(x)
-        return self._predict(x)
+        logits = answer_to_a_burst(self, x)[0] if self._minds_bursts else None
+        return self._predict(x) if logits is None else logits
+
+    @property
+    def _minds_bursts(self) -> bool:
+        """Without BatchNorm it is no matter who else is in the batch."""
+        return self.config.bursts > 0 and self.alone_is_too_few
 
     def _inner_step(self, count: int) -> None:
         config: BeeConfig = self.config
