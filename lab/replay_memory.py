@@ -15,7 +15,7 @@ import time
 import torch
 
 from bombus.backbones import create
-from bombus.methods._anchors import flatten
+from bombus.methods._anchors import flatten, replay
 from bombus.methods.bee import Bee
 
 MB = 2**20
@@ -47,7 +47,7 @@ def main() -> None:
         before = torch.cuda.memory_allocated()
         start = time.perf_counter()
         with torch.no_grad():
-            bee._replay(bee.passes.views(x))
+            replay(bee, bee.passes.views(x))
         torch.cuda.synchronize()
     report = {
         "backbone": options.backbone,

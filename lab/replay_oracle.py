@@ -28,7 +28,14 @@ from torch import Tensor
 from bombus.data.batch import Batch
 from bombus.losses.divergence import symmetric_kl
 from bombus.losses.entropy import softmax_entropy
-from bombus.methods._anchors import AnchorPool, flatten, merge, merge_complementary, unflatten
+from bombus.methods._anchors import (
+    AnchorPool,
+    flatten,
+    log_probabilities,
+    merge,
+    merge_complementary,
+    unflatten,
+)
 from bombus.methods.bee import Bee
 from bombus.online import adapt_online, autocast
 from bombus.runs import Run
@@ -62,7 +69,7 @@ def look(bee: Bee, anchors: AnchorPool, x: Tensor, y: Tensor) -> dict[str, dict[
     taught = bee.passes.mean(bee.teach(views).logits).float()
     student = flatten(bee.parameters)
     merged, chosen, _ = merge_complementary(
-        student, anchors, lambda flat: bee._log_probabilities(flat, views), bee.config.complementary
+        student, anchors, lambda flat: log_probabilities(bee, flat, views), bee.config.complementary
     )
 
     def answers(flat: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from bombus.errors import ConfigError
 from bombus.losses.divergence import pairwise_symmetric_kl, symmetric_kl
+from bombus.losses.precision import at_least_single
 
 if TYPE_CHECKING:
     from bombus.methods._bee_config import BeeConfig
+    from bombus.methods.bee import Bee
 
 DEVICE_BYTES = 4 * 2**30  # a full pool larger than this is kept on the host
 
@@ -161,3 +163,33 @@ def merge(models: Sequence[Tensor], weights: Tensor) -> Tensor:
         # One after the other: six stacked ViT anchors would take 1 GB for a moment.
         merged.add_(model.to(merged), alpha=weight)
     return merged
+
+
+def log_probabilities(bee: Bee, flat: Tensor, views: Tensor) -> Tensor:
+    """Of a batch's images, by the student as an anchor has it."""
+    here = flat.to(bee.parameters[0])  # an anchor may lie on the host, in half precision
+    logits = bee.passes(views, unflatten(here, bee.adapted)).logits
+    return at_least_single(bee.passes.mean(logits)).log_softmax(1)
+
+
+@torch.no_grad()
+def replay(bee: Bee, views: Tensor) -> None:
+    """The student goes to the merged anchors, all the way or a part of it; the event says which."""
+    config: BeeConfig = bee.config
+    if config.replay == "source":
+        merged, chosen, weights = bee.anchors[0], [0], torch.ones(1)
+    else:
+        merged, chosen, weights = merge_complementary(
+            flatten(bee.parameters),
+            bee.anchors,
+            lambda flat: log_probabilities(bee, flat, views),
+            config.complementary,
+            plain_average=config.replay == "average",
+        )
+    for name, value in unflatten(merged, bee.adapted).items():
+        bee.adapted[name].lerp_(value.to(bee.adapted[name]), config.replay_share)
+    bee.event(
+        "replay",
+        anchors=[bee.anchors.numbers[i] for i in chosen],
+        weights=[round(w, 4) for w in weights.tolist()],
+    )

@@ -23,9 +23,8 @@ from bombus.data.augment import VIEWS
 from bombus.data.labelled import LabelledImages
 from bombus.data.queue import SampleQueue
 from bombus.losses.entropy import softmax_entropy
-from bombus.losses.precision import at_least_single
 from bombus.methods import register
-from bombus.methods._anchors import AnchorPool, flatten, merge_complementary, on_host, unflatten
+from bombus.methods._anchors import AnchorPool, flatten, on_host, replay
 from bombus.methods._bee_config import BeeConfig, BeePaperConfig, BeeRehearsalConfig
 from bombus.methods._bursts import answer_to_a_burst
 from bombus.methods._codebooks import Codebooks, draw_codes, usable
@@ -244,33 +243,7 @@ class Bee(Adapter):
         if config.replay_every and math.isfinite(self._signals["mcr"]):
             shifted = self.batches > 0 and self.batches % config.replay_every == 0
         if shifted:
-            with torch.no_grad():
-                self._replay(views)
-
-    def _replay(self, views: Tensor) -> None:
-        config: BeeConfig = self.config
-        if config.replay == "source":
-            merged, chosen, weights = self.anchors[0], [0], torch.ones(1)
-        else:
-            merged, chosen, weights = merge_complementary(
-                flatten(self.parameters),
-                self.anchors,
-                lambda flat: self._log_probabilities(flat, views),
-                config.complementary,
-                plain_average=config.replay == "average",
-            )
-        for name, value in unflatten(merged, self.adapted).items():
-            self.adapted[name].lerp_(value.to(self.adapted[name]), config.replay_share)
-        self.event(
-            "replay",
-            anchors=[self.anchors.numbers[i] for i in chosen],
-            weights=[round(w, 4) for w in weights.tolist()],
-        )
-
-    def _log_probabilities(self, flat: Tensor, views: Tensor) -> Tensor:
-        here = flat.to(self.parameters[0])  # an anchor may lie on the host, in half precision
-        logits = self.passes(views, unflatten(here, self.adapted)).logits
-        return at_least_single(self.passes.mean(logits)).log_softmax(1)
+            replay(self, views)
 
     # Passes
 
