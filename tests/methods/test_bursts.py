@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bombus.errors import CheckpointError, ConfigError
+from bombus.methods import _bursts
 from bombus.methods._bursts import concentration, take_statistics
 from bombus.methods._norm import batch_norms, source_moments, source_statistics
 from bombus.methods._warmup_file import DIGEST, STATISTICS, save_warmup
@@ -92,11 +93,18 @@ def test_the_preparation_takes_statistics_of_the_prepared_network() -> None:
     torch.testing.assert_close(prepared.predict(x[:1]), alone, rtol=0, atol=0)
 
 
-def test_a_burst_is_answered_under_the_sources_statistics_and_not_learnt_from() -> None:
+def alike() -> Tensor:
+    """Much the same image many times, so that all are answered alike."""
+    x, y = noise_batches(2)
+    return (x[:1] + 0.001 * y).clamp(0, 1)
+
+
+def test_a_burst_is_answered_under_the_sources_statistics_and_not_learnt_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_bursts, "EVEN", -1.0)  # no batch is, under its own statistics
     adapter = bee(1e-9)
-    (x, y) = noise_batches(2)
-    x = x[:1] + 0.001 * y  # much the same image many times: answered alike
-    x = x.clamp(0, 1)
+    x = alike()
     before = tree_hash(adapter.state_dict())
     foreseen = adapter.predict(x)
     with torch.no_grad(), source_statistics(adapter.model):
@@ -107,6 +115,17 @@ def test_a_burst_is_answered_under_the_sources_statistics_and_not_learnt_from() 
     assert [event["event"] for event in adapter.last.events if event["event"] == "burst"]
     assert adapter.last.signals["concentration"] > 1
     assert tree_hash(adapter.state_dict()) == before
+
+
+def test_a_domain_in_which_the_sources_statistics_know_few_classes_is_no_burst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contrast and impulse noise were taken for bursts, before the batch's own were looked at."""
+    monkeypatch.setattr(_bursts, "EVEN", 1e9)
+    looking, other = bee(1e-9), bee(0.0)
+    torch.testing.assert_close(looking(alike()), other(alike()), rtol=0, atol=0)
+    assert looking.last.signals["concentration"] > 1
+    assert not [event for event in looking.last.events if event["event"] == "burst"]
 
 
 def test_without_a_burst_all_is_as_if_nobody_looked() -> None:

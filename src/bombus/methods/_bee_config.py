@@ -118,8 +118,8 @@ class BeeConfig(BaseConfig):
     """Ours: a batch in which two images are answered alike so many times as often as drawn labels
     would be is answered under the source images' statistics, not its own, and not learnt from.
     They are taken in the preparation; one pass more a batch. 0: not looked for. Extras and their
-    pairs, WRN-16-1, batches of 200: 1.32 to 2.96 with labels in bursts, .90 to 1.17 without, so
-    take 1.25; in bursts 27.5, without it 41.7 and 48.4 for the frozen network."""
+    pairs, WRN-16-1, batches of 200: 1.3 to 8.2 with labels in bursts, .9 to 1.17 without, so take
+    1.25; in bursts 31.0, without it 56.6, and 49.6 of the frozen network."""
 
     # --- rehearsal ---
     rehearsal_weight: NonNegative = 0.0
