@@ -99,6 +99,15 @@ def alike() -> Tensor:
     return (x[:1] + 0.001 * y).clamp(0, 1)
 
 
+def test_a_source_that_is_read_once_gives_no_statistics_and_says_so() -> None:
+    given = source_moments(make_tiny("batchnorm"))
+    for bursts, events in ((1.25, 1), (0.0, 0)):
+        adapter = bee(bursts, source=iter(noise_batches(3)), warmup_images=24)
+        told = [event for event in adapter.last.events if event["event"] == "no statistics"]
+        assert len(told) == events
+        assert all(torch.equal(t, given[n]) for n, t in source_moments(adapter.model).items())
+
+
 def test_a_burst_is_answered_under_the_sources_statistics_and_not_learnt_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -99,6 +99,12 @@ def warm_up(bee: Bee, source: Source) -> None:
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
     if isinstance(source, Sized):
         take_statistics(bee.model, _seen_again(bee, source))
+    elif bee.config.bursts:
+        bee.event(
+            "no statistics",
+            reason="the source can be read only once, so bursts falls back on the statistics of "
+            "the network as it was given; give a list or a data loader with a length",
+        )
     if found := short_warmup(stream.read, a_round * rounds):
         # Not kept: a longer source without a length may begin with the same batch.
         bee.event("warm-up cut short", **found)
