@@ -78,6 +78,29 @@ def test_statistics_are_the_mean_over_batches() -> None:
     assert (norm.momentum, norm.track_running_stats) == (0.3, True)
 
 
+@pytest.mark.parametrize("spoilt", ["nothing", "nan", "an error"])
+def test_what_cannot_be_taken_leaves_the_statistics_as_they_were(spoilt: str) -> None:
+    model = make_tiny("batchnorm")
+    for norm in batch_norms(model):
+        norm.train()
+    before = tree_hash(model.state_dict())
+
+    def passes() -> Any:
+        for x in noise_batches(2) if spoilt != "nothing" else ():
+            model(x * (float("nan") if spoilt == "nan" else 1))
+            if spoilt == "an error":
+                raise ValueError("as a network may")
+            yield
+
+    if spoilt == "an error":
+        with pytest.raises(ValueError, match="as a network may"):
+            take_statistics(model, passes())
+    else:
+        assert not take_statistics(model, passes())
+    assert tree_hash(model.state_dict()) == before
+    assert take_statistics(make_tiny("groupnorm"), iter(()))  # has none, and lacks none
+
+
 def test_the_preparation_takes_statistics_of_the_prepared_network() -> None:
     prepared = bee(0.0)
     source = source_moments(make_tiny("batchnorm"))

@@ -8,12 +8,13 @@ is in the batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from bombus.methods._norm import batch_norms, source_statistics
+from bombus.methods._norm import batch_norms, source_moments, source_statistics
 
 if TYPE_CHECKING:
     from bombus.methods.bee import Bee
@@ -47,28 +48,35 @@ def concentration(answers: Tensor, classes: int) -> float:
     small batches of many classes few pairs are alike, so what chance explains is taken off: four
     deviations of their number, as if they were independent.
     """
-    counts = answers.bincount(minlength=classes).double().cpu()
+    counts = answers.bincount(minlength=classes).cpu().double()
     alike = float((counts * (counts - 1)).sum()) / 2
     expected = len(answers) * (len(answers) - 1) / 2 / classes
     return max(0.0, alike - 4 * expected**0.5) / expected if expected else 0.0
 
 
 @torch.no_grad()
-def take_statistics(model: nn.Module, passes: Iterable[None]) -> None:
-    """Give every BatchNorm the statistics of what goes through it while `passes` are drawn."""
+def take_statistics(model: nn.Module, passes: Iterable[None]) -> bool:
+    """Give every BatchNorm the statistics of what goes through it while `passes` are drawn.
+
+    False, and nothing changed, where nothing went through, or something that is not finite.
+    """
     norms = [norm for norm in batch_norms(model) if norm.running_mean is not None]
-    before = [(norm.momentum, norm.track_running_stats) for norm in norms]
-    counts = [
-        None if n.num_batches_tracked is None else n.num_batches_tracked.clone() for n in norms
+    before = [
+        (norm.momentum, norm.track_running_stats, deepcopy(dict(norm.named_buffers())))
+        for norm in norms
     ]
     for norm in norms:
         norm.momentum, norm.track_running_stats = None, True  # the mean over all batches
         norm.reset_running_stats()
+    taken = False
     try:
-        for _ in passes:
-            pass
+        seen = sum(1 for _ in passes)
+        taken = seen > 0 and all(t.isfinite().all() for t in source_moments(model).values())
     finally:
-        for norm, (momentum, track), count in zip(norms, before, counts, strict=True):
+        for norm, (momentum, track, buffers) in zip(norms, before, strict=True):
             norm.momentum, norm.track_running_stats = momentum, track
-            if norm.num_batches_tracked is not None and count is not None:
-                norm.num_batches_tracked.copy_(count)  # as of one that is read from a file
+            for name, buffer in norm.named_buffers():
+                # The count is that of training all the same, as of a network read from a file.
+                if not taken or name == "num_batches_tracked":
+                    buffer.copy_(buffers[name])
+    return taken or not norms

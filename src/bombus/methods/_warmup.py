@@ -97,13 +97,13 @@ def warm_up(bee: Bee, source: Source) -> None:
     stream = _Counted(itertools.chain(opening, _again(bee, source)))
     train(bee, stream, a_round, a_round * rounds)
     bee.source_bytes = source.bytes if isinstance(source, GatedSource) else None
-    if isinstance(source, Sized):
-        take_statistics(bee.model, _seen_again(bee, source))
-    elif bee.config.bursts:
+    passes = _seen_again(bee, source) if isinstance(source, Sized) else ()
+    if not take_statistics(bee.model, passes) and bee.config.bursts:
         bee.event(
             "no statistics",
-            reason="the source can be read only once, so bursts falls back on the statistics of "
-            "the network as it was given; give a list or a data loader with a length",
+            reason="the source can be read only once, or the network answers it with NaN, so that "
+            "bursts falls back on the statistics of the network as it was given; give a list or a "
+            "data loader with a length",
         )
     if found := short_warmup(stream.read, a_round * rounds):
         # Not kept: a longer source without a length may begin with the same batch.

@@ -80,10 +80,9 @@ def run_cells(
         # What is refused leaves no folder behind.
         asked = [for_seed(cell.settings, seed) for cell, seed in map(jobs.__getitem__, waiting)]
         size = open_run(asked[0]).stream.batch_size
-        for source in {
-            s.source: s for s in asked if find_method(s.method).needs != "none"
-        }.values():
-            find_source(source, size)
+        needy = {s.source: s for s in asked if find_method(s.method).needs != "none"}
+        for settings in needy.values():
+            find_source(settings, size)
     runs.mkdir(parents=True, exist_ok=True)
     while waiting := [folder for folder in jobs if not _is_finished(folder)]:
         taken = 0

@@ -9,7 +9,6 @@ from bombus.errors import DataError
 from bombus.report.columns import Column
 from bombus.report.groups import group_runs, labels_of, shared_seeds, split_by_task
 from bombus.report.layout import (
-    FREE,
     Cell,
     Row,
     Table,
@@ -64,7 +63,7 @@ def _table(runs: Sequence[RunResult], part: Part, intervals: bool, digits: int) 
         method, seeds = group.runs[0].method, len(group.runs)
         section = section_of(group.runs)
         rows.append(Row(marked(label, group.runs), method, seeds, tuple(cells), section=section))
-    rows = without_lone_section(mark_best(sorted(rows, key=lambda r: r.section != FREE), columns))
+    rows = without_lone_section(mark_best(rows, columns))
     several = any(row.seeds > 1 for row in rows)
     notes = (spread_note(intervals, shared_seeds(groups)),) if several else ()
     heading = f"{heading_of(runs[0])}, error by {part}"
